@@ -38,7 +38,7 @@ from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.storage.partitions import Partition, partition_size_of, split_images
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 
 _THREAT = ThreatModel("Linf", 0.15)  # for the packaged pair on the digits
 _PASSES_A_SECOND = 300.0  # for the simulated GPU: a large network on large images
@@ -60,10 +60,10 @@ def run() -> dict[str, Any]:
 
 def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any]:
     """Measure the share of time in which two sleeping workers work, between the first start and the last end."""
-    receipts: list[Receipt] = []
-    sleep_through(2, split_images(n_partitions, 1), seconds, receipts.append)
-    wall = _wall(receipts)
-    busy = sum(receipt.seconds for receipt in receipts)
+    summaries: list[PartitionSummary] = []
+    sleep_through(2, split_images(n_partitions, 1), seconds, summaries.append)
+    wall = _wall(summaries)
+    busy = sum(summary.seconds for summary in summaries)
     return {"partition_seconds": seconds, "wall_seconds": wall, "share_not_worked": 1 - busy / (2 * wall)}
 
 
@@ -77,7 +77,7 @@ def driver(n_partitions: int = 100_000, n_workers: int = 1000, seconds: float = 
     """Measure the driver's partitions per second, and its memory after a tenth of them and at the end."""
     process, memory, n_done = psutil.Process(), [], 0
 
-    def count(_: Receipt) -> None:
+    def count(_: PartitionSummary) -> None:
         nonlocal n_done
         n_done += 1
         if n_done in (n_partitions // 10, n_partitions):
@@ -167,10 +167,10 @@ def tail(passes: Sequence[int], sizes: Sequence[int] = (5_000, 10_000, 50_000)) 
 
 class _Collector(RunProgress):
     def __init__(self) -> None:
-        self.receipts: list[Receipt] = []
+        self.summaries: list[PartitionSummary] = []
 
-    def partition_done(self, receipt: Receipt) -> None:
-        self.receipts.append(receipt)
+    def partition_done(self, summary: PartitionSummary) -> None:
+        self.summaries.append(summary)
 
 
 def _attack_seconds(executor: Executor, n_workers: int, n_images: int) -> float:
@@ -182,12 +182,12 @@ def _attack_seconds(executor: Executor, n_workers: int, n_images: int) -> float:
         })  # fmt: skip
         collector = _Collector()
         attack.run(config, executor=executor, progress=collector)
-    return _wall(collector.receipts)
+    return _wall(collector.summaries)
 
 
-def _wall(receipts: Sequence[Receipt]) -> float:
-    begun = min(receipt.finished - receipt.seconds for receipt in receipts)
-    return max(receipt.finished for receipt in receipts) - begun
+def _wall(summaries: Sequence[PartitionSummary]) -> float:
+    begun = min(summary.finished - summary.seconds for summary in summaries)
+    return max(summary.finished for summary in summaries) - begun
 
 
 def _cpu_seconds() -> float:

@@ -34,7 +34,7 @@ from mixednuts_dist.stages.runs import Run, finished_partitions, open_run
 from mixednuts_dist.stages.search_result import evaluate_content_hash, read_search_result
 from mixednuts_dist.storage.index import IndexWriter, with_checksum
 from mixednuts_dist.storage.partitions import Partition, rows_folder
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import concurrently
 from mixednuts_dist.storage.tables import FLAG, SURVIVED, encode_table
 
@@ -181,20 +181,20 @@ def _write(opened: Run, stage: str, content_hash: str, columns: Any) -> float:
     noise = [list(torch.randn(shape, generator=generator)) for _ in range(_BLOCKS)]
     index = IndexWriter(opened.rows, stage, content_hash, finished)
 
-    def write(part: Partition) -> Receipt:
+    def write(part: Partition) -> PartitionSummary:
         values, right_B, robust_B = columns(part, noise[part.index % _BLOCKS])
-        receipt = Receipt(
+        summary = PartitionSummary(
             stage=stage, partition=part.index, start=part.start, stop=part.stop, clean_correct=int(right_B.sum()),
             robust=int(robust_B.sum()), seconds=1.0, n_forward=len(part), n_backward=len(part), node="made-up",
             finished=time.time(), classifier="rob" if stage == "attack" else "mixed",
         )  # fmt: skip
-        content = encode_table(values, content_hash, receipt)
+        content = encode_table(values, content_hash, summary)
         opened.rows.write(f"{rows_folder(stage, content_hash)}/{part.file_name}", content)
-        return with_checksum(receipt, content)
+        return with_checksum(summary, content)
 
     for start in range(0, len(todo), 1000):
-        for receipt in concurrently(write, todo[start : start + 1000]):
-            index.add(receipt)
+        for summary in concurrently(write, todo[start : start + 1000]):
+            index.add(summary)
     index.flush()
     return time.perf_counter() - started
 

@@ -18,7 +18,7 @@ from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
 from mixednuts_dist.storage.partitions import Partition, split_images
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 
 PARTITION_SECONDS = 0.2  # reading the images of a partition and writing its file
 _PROCESSES = 4
@@ -76,14 +76,14 @@ class Sleeper:
 
     async def process(
         self, piece: Partition, task: Task, _prefetched: tuple[Partition, ...], _measured: None
-    ) -> dict[Partition, Receipt]:
+    ) -> dict[Partition, PartitionSummary]:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
-        receipt = Receipt(
+        summary = PartitionSummary(
             stage=task.stage, partition=piece.index, start=piece.start, stop=piece.stop, clean_correct=0, robust=0,
             seconds=time.perf_counter() - started, n_forward=len(piece), n_backward=0, node="", finished=time.time(),
         )  # fmt: skip
-        return {piece: receipt}
+        return {piece: summary}
 
 
 class SleepingExecutor(RayExecutor):
@@ -113,7 +113,7 @@ class Bed(ActorWorker):
         pass
 
 
-def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_receipt: Any) -> None:
+def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_summary: Any) -> None:
     """All partitions, each slept for `seconds`, by the pool and its queue; needs Ray."""
     spec = WorkerSpec(
         store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", checksums={},
@@ -121,5 +121,5 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
     )  # fmt: skip
     task = Task(stage="", content_hash="")
     with SleepingExecutor(n_workers) as executor:
-        pool = Pool(spec, task, PoolSettings(n_workers, 0, 0), executor, on_receipt)
+        pool = Pool(spec, task, PoolSettings(n_workers, 0, 0), executor, on_summary)
         pool.run(WorkQueue(partitions))

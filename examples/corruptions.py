@@ -27,7 +27,7 @@ from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.stages.stage import Outcome, Stage, classifier_names
 
 if TYPE_CHECKING:
-    from mixednuts_dist.distributed.tasks import Columns, Summary
+    from mixednuts_dist.distributed.tasks import Columns, Counts
     from mixednuts_dist.distributed.workbench import Workbench
     from mixednuts_dist.stages.runs import Run
     from mixednuts_dist.storage.partitions import Partition
@@ -54,7 +54,7 @@ class Corruptions(Stage):
     keys: CorruptionsKeys
     of_mixture = True
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         """Return one (B, S, M) column per corruption and a (B, M) column for the clean images."""
         x, y = worker.images(piece)
         models = {**worker.networks, worker.model_name: worker.model}
@@ -72,7 +72,7 @@ class Corruptions(Stage):
             columns[name] = torch.stack([right(images) for images in copies], dim=1)
         robust_B = torch.stack([columns[name][..., -1].all(dim=1) for name in self.keys.names]).all(dim=0)
         n_forward = len(x) * len(worker.networks) * (1 + N_SEVERITIES * len(self.keys.names))
-        return columns, worker.summary(worker.model_name, worker.logits(worker.model, x), y, robust_B, n_forward)
+        return columns, worker.counts(worker.model_name, worker.logits(worker.model, x), y, robust_B, n_forward)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         """Return the passes per image, for `mixednuts estimate`."""

@@ -26,7 +26,7 @@ from ..stages.runs import RESULTS, Run, finished_partitions, reopen_run, run_sto
 from ..stages.search_result import SELECTED, read_search_result
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from ..storage.run_file import RUN
 from ..storage.store import Store
 from .options import (
@@ -145,7 +145,7 @@ def _run_cells(run: Run) -> dict[str, Any]:
     return dict(zip(_COLUMNS, cells, strict=True))
 
 
-def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Receipt]]]:
+def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[PartitionSummary]]]:
     """Return the stages of a run in order, each with the summaries of its finished partitions.
 
     Args:
@@ -299,17 +299,17 @@ def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
     return [_stage_status(part, found[0], "mixed", [*finished_partitions(part, *found).values()])]
 
 
-def _stage_status(opened: Run, name: str, subject: str, receipts: Sequence[Receipt]) -> StageStatus:
-    clean, robust = outcome_counts(receipts)
+def _stage_status(opened: Run, name: str, subject: str, summaries: Sequence[PartitionSummary]) -> StageStatus:
+    clean, robust = outcome_counts(summaries)
     return StageStatus(
         stage=name,
         subject=subject,
-        done=len(receipts),
+        done=len(summaries),
         total=len(opened.partitions),
         clean=clean,
         robust=robust,
-        worker_seconds=sum(receipt.seconds for receipt in receipts),
-        pace=pace_of(receipts, opened.n_images, time.time()),
+        worker_seconds=sum(summary.seconds for summary in summaries),
+        pace=pace_of(summaries, opened.n_images, time.time()),
     )
 
 
@@ -348,13 +348,13 @@ def _stage_json(stage: StageStatus) -> dict[str, Any]:
     }
 
 
-def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
+def pace_of(summaries: Sequence[PartitionSummary], n_images: int, now: float) -> Pace:
     """The pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
-    n_done = sum(receipt.n_images for receipt in receipts)
-    gpu, core = device_hours(receipts)
+    n_done = sum(summary.n_images for summary in summaries)
+    gpu, core = device_hours(summaries)
     each_left = (n_images - n_done) / n_done if n_done else 0.0
-    finished = max((receipt.finished for receipt in receipts), default=0.0)
-    speed = _speed(receipts, max(now, finished))  # a worker's clock may be ahead of this machine's
+    finished = max((summary.finished for summary in summaries), default=0.0)
+    speed = _speed(summaries, max(now, finished))  # a worker's clock may be ahead of this machine's
     return Pace(
         images_left=n_images - n_done,
         images_per_second=speed,
@@ -367,10 +367,10 @@ def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
     )
 
 
-def _speed(receipts: Sequence[Receipt], now: float) -> float | None:
+def _speed(summaries: Sequence[PartitionSummary], now: float) -> float | None:
     """Return the images of recently finished partitions per second since the first of them began."""
-    lately = [receipt for receipt in receipts if receipt.finished > now - WINDOW_SECONDS]
+    lately = [summary for summary in summaries if summary.finished > now - WINDOW_SECONDS]
     if not lately:
         return None
-    begun = min(receipt.finished - receipt.seconds for receipt in lately)
-    return sum(receipt.n_images for receipt in lately) / max(now - begun, 1e-9)
+    begun = min(summary.finished - summary.seconds for summary in lately)
+    return sum(summary.n_images for summary in lately) / max(now - begun, 1e-9)

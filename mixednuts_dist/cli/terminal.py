@@ -21,7 +21,7 @@ from rich.text import Text
 
 from ..reports.counts import Count, percent_text, seconds_text
 from ..stages.progress import RunProgress
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 
 if TYPE_CHECKING:  # it imports PyTorch
     from ..distributed.preparation import PartDone
@@ -81,17 +81,17 @@ class TerminalProgress(_Bar, RunProgress):
         """Show what happens now, before a stage begins."""
         self._log("run", message)
 
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+    def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:
         self._clear(stage, n_images)
-        for receipt in done:
-            self._count(receipt)
+        for summary in done:
+            self._count(summary)
         self._task = self._bar.add_task(stage, total=n_images, completed=self._n_done, counts=self._counts())
         self._line_after(0.0)
 
-    def partition_done(self, receipt: Receipt) -> None:
+    def partition_done(self, summary: PartitionSummary) -> None:
         if self._task is None:
             return
-        self._count(receipt)
+        self._count(summary)
         self._n_computed += 1
         self._bar.update(self._task, completed=self._n_done, counts=self._counts())
         self._line_after(0.0 if self._n_done == self._n_images else LINE_EVERY_SECONDS)
@@ -126,11 +126,11 @@ class TerminalProgress(_Bar, RunProgress):
             parts.pop()
         return " · ".join(parts)
 
-    def _count(self, receipt: Receipt) -> None:
-        self._n_done += receipt.n_images
-        self._clean += receipt.clean_correct
-        self._robust += receipt.robust
-        self._classifier = receipt.classifier
+    def _count(self, summary: PartitionSummary) -> None:
+        self._n_done += summary.n_images
+        self._clean += summary.clean_correct
+        self._robust += summary.robust
+        self._classifier = summary.classifier
 
     def _counts(self) -> str:
         accuracy = ""

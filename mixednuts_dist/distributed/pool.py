@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import StoreError
 from ..storage.partitions import Partition
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from ..storage.store import Store
 from .executor import Executor, PoolSettings, Worker, WorkerLost
 from .measurements import Measurements
@@ -68,7 +68,7 @@ class Pool:
     task: Task
     settings: PoolSettings
     executor: Executor
-    on_receipt: Callable[[Receipt], None] = lambda _receipt: None  # one more partition is written
+    on_summary: Callable[[PartitionSummary], None] = lambda _summary: None  # one more partition is written
     on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # numbers of ready and of requested workers
     counts: Counter[str] = field(default_factory=Counter)  # for metrics
     _completed: "queue.SimpleQueue[Future[Any]]" = field(default_factory=queue.SimpleQueue)
@@ -205,16 +205,16 @@ class Pool:
         else:
             self._written(slot, call.result())
 
-    def _written(self, slot: _Slot, receipts: dict[Partition, Receipt]) -> None:
-        """Note that a worker has computed its partition, and that the files of `receipts` are in the storage."""
+    def _written(self, slot: _Slot, summaries: dict[Partition, PartitionSummary]) -> None:
+        """Note that a worker has computed its partition, and that the files of `summaries` are in the storage."""
         slot.unwritten, slot.partition = slot.held, None
         self._places.succeeded(slot.place)
         self._failures.succeeded()
-        for partition, receipt in receipts.items():
+        for partition, summary in summaries.items():
             if partition in slot.unwritten:
                 slot.unwritten.remove(partition)
-                self._queue.finished(partition, receipt.seconds)
-                self.on_receipt(receipt)
+                self._queue.finished(partition, summary.seconds)
+                self.on_summary(summary)
 
     def _failed(self, slot: _Slot, error: Exception) -> None:
         """Replace a worker whose call raised, and decide who is to blame: the partition, the place or the storage."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # commands that only look at a run do not import PyTorch
     from .workbench import Workbench
 
 Columns = dict[str, "Tensor"]  # name -> one row per image
-Summary = dict[str, Any]  # name -> value, of fields of `Receipt`
+Counts = dict[str, Any]  # name -> value, of fields of `PartitionSummary`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,6 @@ class Task:
         """Write a file in the task's own format and return its summary; by default the worker writes rows."""
         return None
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        """Return a partition's columns, except for `sample_id` and `label`, and its counts (`worker.summary`)."""
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+        """Return a partition's columns, except for `sample_id` and `label`, and its counts (`worker.counts`)."""
         raise NotImplementedError(f"{type(self).__name__} does not define what it computes")

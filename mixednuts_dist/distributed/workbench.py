@@ -8,7 +8,7 @@ A stage's `compute(worker, partition)` gets a `Workbench`::
     worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
     worker.stored(partition, stage, content_hash, column)   the partition's rows of a column of an earlier stage
     worker.attacked(partition, make)       the partition's images after an engine of attacks
-    worker.summary(...)                    the counts of the partition's summary
+    worker.counts(...)                    the counts of the partition's summary
     worker.spec                            seed, threat model and URIs of the run
     worker.shape(x), worker.copies         rows per pass, and the fast copies through which gradients are taken
 
@@ -112,7 +112,7 @@ class Workbench:
         """Return the batch shape of all passes on this type of device; `x` are any images of the run."""
         return self._decisions(x)[0]
 
-    def summary(
+    def counts(
         self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int = 0
     ) -> dict[str, Any]:
         """Return the counts of the partition's summary, for the classifier with this name."""

@@ -26,10 +26,10 @@ from ..norms.random import key_number
 from ..storage.damage import create_whole
 from ..storage.index import with_checksum
 from ..storage.partitions import Partition, rows_folder
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from ..storage.run_file import RUN
 from ..storage.store import Store
-from ..storage.tables import encode_table, finished_receipt
+from ..storage.tables import encode_table, finished_summary
 from .answers import Answers
 from .gpus import keep_to_share, unusable_gpu
 from .tasks import Task
@@ -68,7 +68,7 @@ class AttackWorker:
         # Nothing here may fail: an exception in an actor's constructor looks like a lost machine.
         self.spec, self._n_gpus, self._is_ready = spec, n_gpus, False
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
-        self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
+        self._unwritten: dict[Partition, Future[PartitionSummary]] = {}  # in the order in which they were computed
         self._unbilled = 0.0  # seconds of work on partitions that are not finished
 
     def locate(self) -> Place:
@@ -147,7 +147,7 @@ class AttackWorker:
         task: Task,
         prefetched: Sequence[Partition] = (),
         measured: Mapping[str, Any] | None = None,
-    ) -> dict[Partition, Receipt]:
+    ) -> dict[Partition, PartitionSummary]:
         """Compute one partition, unless another driver's worker has; returns what was written since the last call.
 
         While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks continue.
@@ -162,25 +162,25 @@ class AttackWorker:
         path, started = f"{folder}/{partition.file_name}", time.perf_counter()
         if measured is not None:
             self.bench.use(measured)
-        if not self._unwritten and (there := finished_receipt(self.store, path, task.content_hash)):
+        if not self._unwritten and (there := finished_summary(self.store, path, task.content_hash)):
             return {partition: there}
         with self.bench.at(partition, folder, task.mixture, prefetched):
             x, y = self.bench.images(partition)
             with self.answers.checked(x) as require_usable:
-                columns, summary = task.compute(self.bench, partition)
+                columns, counts = task.compute(self.bench, partition)
                 require_usable(columns)
         on_gpu = self.device.type == "cuda"
-        receipt = Receipt(
+        summary = PartitionSummary(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
-            seconds=self._seconds_of(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
+            seconds=self._seconds_of(time.perf_counter() - started, counts["n_forward"]), finished=time.time(),
             node=platform.node(), device=self._device_type(),
             n_devices=self._n_gpus if on_gpu else float(self.spec.n_threads), precision=self.bench.precisions(x),
             rows=self.bench.shape(x).rows, float32_rows=self.bench.shape(x).float32.rows,
-            repeatable=self.bench.repeatable(x), **summary,
+            repeatable=self.bench.repeatable(x), **counts,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
-        content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, receipt)
-        self._unwritten[partition] = self._writer.submit(self._write, path, content, receipt, task)
+        content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, summary)
+        self._unwritten[partition] = self._writer.submit(self._write, path, content, summary, task)
         wait(self._unwritten.values(), timeout=_WRITE_SECONDS)
         wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
         return self._written()
@@ -193,24 +193,24 @@ class AttackWorker:
         self._unbilled += seconds - own
         return own
 
-    def flush(self) -> dict[Partition, Receipt]:
+    def flush(self) -> dict[Partition, PartitionSummary]:
         """Wait for the files that are not written yet; returns their summaries."""
         wait(self._unwritten.values())
         return self._written()
 
-    def _written(self) -> dict[Partition, Receipt]:
+    def _written(self) -> dict[Partition, PartitionSummary]:
         written = {partition: future for partition, future in self._unwritten.items() if future.done()}
         for partition in written:
             del self._unwritten[partition]
         return {partition: future.result() for partition, future in written.items()}
 
-    def _write(self, path: str, content: bytes, receipt: Receipt, task: Task) -> Receipt:
+    def _write(self, path: str, content: bytes, summary: PartitionSummary, task: Task) -> PartitionSummary:
         """Write a file, unless another driver's worker has; returns the summary of the file that is stored."""
-        receipt = with_checksum(receipt, content)
+        summary = with_checksum(summary, content)
         if there := create_whole(self.store, path, content, task.content_hash):
             return there
-        logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
-        return receipt
+        logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(summary)})
+        return summary
 
     def time_passes(self) -> dict[str, PassSeconds]:
         """Return the seconds per pass of each network and their mixed classifier, in the run's precisions and shape."""

@@ -15,7 +15,7 @@ from ..errors import InvalidInputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..storage.records import Receipt
+    from ..storage.records import PartitionSummary
 
 Z_95 = 1.959963984540054  # 97.5% quantile of the standard normal distribution
 
@@ -90,18 +90,18 @@ def count(hits_N: Tensor) -> Count:
     return Count(int(hits_N.sum()), hits_N.numel())
 
 
-def outcome_counts(receipts: Sequence[Receipt]) -> tuple[Count, Count]:
+def outcome_counts(summaries: Sequence[PartitionSummary]) -> tuple[Count, Count]:
     """Return the clean and robust counts over these partitions."""
-    total = sum(receipt.n_images for receipt in receipts)
-    clean = sum(receipt.clean_correct for receipt in receipts)
-    return Count(clean, total), Count(sum(receipt.robust for receipt in receipts), total)
+    total = sum(summary.n_images for summary in summaries)
+    clean = sum(summary.clean_correct for summary in summaries)
+    return Count(clean, total), Count(sum(summary.robust for summary in summaries), total)
 
 
-def device_hours(receipts: Sequence[Receipt]) -> tuple[float, float]:
+def device_hours(summaries: Sequence[PartitionSummary]) -> tuple[float, float]:
     """Return the hours that accelerators (or shares) and CPU cores were held."""
     hours = {True: 0.0, False: 0.0}  # on the CPU, on accelerators
-    for receipt in receipts:
-        hours[receipt.device == "cpu"] += receipt.n_devices * receipt.seconds / 3600
+    for summary in summaries:
+        hours[summary.device == "cpu"] += summary.n_devices * summary.seconds / 3600
     return hours[False], hours[True]
 
 

@@ -31,7 +31,7 @@ from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result
 from ..stages.stage import Certified, Stage, require_needs, stage_of
 from ..storage.partitions import Partition
-from ..storage.records import AttackRecords, EvaluateRecords, Receipt
+from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
 from .counts import Count, outcome_counts
@@ -83,10 +83,10 @@ def collect(opened: Run) -> RunResults:
     content_hash = stage.content_hash(opened)
     evaluated, screened = evaluated_part(opened, content_hash)
     counted = _rob_results(evaluated, content_hash) if config.std is None else _mixture_results(evaluated, content_hash)
-    receipts = {stage.name: list(require_complete(evaluated, stage.name, content_hash).values())}
+    summaries = {stage.name: list(require_complete(evaluated, stage.name, content_hash).values())}
     if config.std is not None:
         attacked = require_complete(opened.searched, "attack", opened.attack_content_hash)
-        receipts = {"attack": list(attacked.values()), **receipts}
+        summaries = {"attack": list(attacked.values()), **summaries}
     added, unfinished = _added_stages(opened)
     certified = _certified(opened, added)
     survival, opinion = _second_opinion(evaluated, content_hash, counted.survival)
@@ -94,14 +94,14 @@ def collect(opened: Run) -> RunResults:
         counted,
         survival=survival,
         notes=(
-            *screened, *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*receipts.values()),
+            *screened, *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
             *counted.notes, *opinion, *_red_flags(evaluated, content_hash),
             *unfinished,
         ),
         stages=(*counted.stages, *_rows(opened, added)),
         tables=stage_tables(opened, [stage.name, *added]),
         certified=certified,
-        costs=stage_costs({**receipts, **added}, counted.seconds),
+        costs=stage_costs({**summaries, **added}, counted.seconds),
         provenance=_provenance(config, opened.store),
     )  # fmt: skip
 
@@ -156,9 +156,9 @@ def attacks_said(config: RunConfig) -> dict[str, str]:
     return {"std": std, "rob": f"MMAA by {on_rob}", "mixed": f"adaptive {_attack_words(config)}"}
 
 
-def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...]]:
+def _added_stages(opened: Run) -> tuple[dict[str, list[PartitionSummary]], tuple[str, ...]]:
     """Return the summaries of each complete added stage, and a note on each incomplete one."""
-    found, notes, opened = dict[str, list[Receipt]](), [], replace(opened, only=None)
+    found, notes, opened = dict[str, list[PartitionSummary]](), [], replace(opened, only=None)
     for name in opened.config.added_stages():
         if opened.config.section(name) is None:
             continue
@@ -173,17 +173,17 @@ def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...
     return found, tuple(notes)
 
 
-def _rows(opened: Run, receipts: Mapping[str, Sequence[Receipt]]) -> tuple[AccuracyRow, ...]:
-    return tuple(row for name in receipts for row in _rows_of(opened, stage_of(opened.config, name), receipts[name]))
+def _rows(opened: Run, summaries: Mapping[str, Sequence[PartitionSummary]]) -> tuple[AccuracyRow, ...]:
+    return tuple(row for name in summaries for row in _rows_of(opened, stage_of(opened.config, name), summaries[name]))
 
 
-def _rows_of(opened: Run, stage: Stage, receipts: Sequence[Receipt]) -> list[AccuracyRow]:
+def _rows_of(opened: Run, stage: Stage, summaries: Sequence[PartitionSummary]) -> list[AccuracyRow]:
     own = [
         AccuracyRow(row.name, Count(row.clean, row.total), Count(row.robust, row.total), stage.words())
         for row in stage.outcomes(replace(opened, only=None))
     ]
     name = f"{stage.model_name(opened.config)}, {stage.name}"
-    return own or [AccuracyRow(name, *outcome_counts(receipts), stage.words())]
+    return own or [AccuracyRow(name, *outcome_counts(summaries), stage.words())]
 
 
 def stage_tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
@@ -252,9 +252,9 @@ def _batches(opened: Run, content_hash: str) -> Iterator[tuple[AttackRecords | N
         )
 
 
-def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
+def _bits_notes(*stages: Iterable[PartitionSummary]) -> tuple[str, ...]:
     """Return a note on each device on which passes do not repeat their bits."""
-    devices = sorted({each.device for receipts in stages for each in receipts if not each.repeatable})
+    devices = sorted({each.device for summaries in stages for each in summaries if not each.repeatable})
     return tuple(
         f"On {device}, two passes over the same images differ in the last bits. A repeated run decides all but "
         "borderline images alike, and its stored numbers differ in the last bits."

@@ -20,7 +20,7 @@ from ..mixing.mixture import log_one_minus_cutoff
 from ..mixing.transforms import LogitTransform
 from ..selection.choice import Choice
 from ..stages.stage import Certified
-from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
+from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult
 from .counts import Count, device_hours, minus, paired_interval, percent_text, points_text, share_text
 from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
 from .results_file import ResultsFile
@@ -340,7 +340,9 @@ def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalSte
     )
 
 
-def stage_costs(summaries: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
+def stage_costs(
+    summaries: Mapping[str, Sequence[PartitionSummary]], seconds: Mapping[str, float]
+) -> tuple[StageCost, ...]:
     """Return the cost of each stage that has finished partitions.
 
     Args:
@@ -350,7 +352,7 @@ def stage_costs(summaries: Mapping[str, Sequence[Receipt]], seconds: Mapping[str
     return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in summaries.items() if found)
 
 
-def _bill(stage: str, summaries: Sequence[Receipt], wall_seconds: float | None) -> StageCost:
+def _bill(stage: str, summaries: Sequence[PartitionSummary], wall_seconds: float | None) -> StageCost:
     gpu_hours, core_hours = device_hours(summaries)
     return StageCost(
         stage=stage,

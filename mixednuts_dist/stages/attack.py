@@ -16,7 +16,7 @@ from ..attacks.budget import AttackBudget
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
 from ..config.uris import is_black_box
-from ..distributed.tasks import Columns, Summary, Task
+from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from .runs import Run
 from .stage import Stage, attack_passes, budget_of, run_stage
@@ -68,7 +68,7 @@ class AttackTask(Task):
     method: str = "apgd"  # or "square", which needs no gradient
     logit_map: LogitMap | None = None  # applied to the logits of `rob` under attack; LayerNorm by default
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         x, y = worker.images(piece)
         found = self._minimum_margins(worker, piece)
         rob_clean = worker.logits(worker.rob, x)
@@ -80,7 +80,7 @@ class AttackTask(Task):
             "rob_broken": found.broken,
             "x_adv": found.x_adv,
         }
-        summary = worker.summary("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
+        counts = worker.counts("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
         if "std" in worker.networks:
             std_clean, there = worker.logits(worker.std, x), worker.logits(worker.std, found.x_adv)
             if is_black_box(str(worker.spec.std_uri)):  # only the adversarial examples of `rob` are tried
@@ -91,9 +91,9 @@ class AttackTask(Task):
                 attacked, broken, n_forward, n_backward = std.logits, std.broken, std.n_forward, std.n_backward
             columns |= {"std_clean": std_clean, "std_attacked": attacked, "std_broken": broken}
             columns["std_at_rob_attacked"] = there
-            summary["n_forward"] += n_forward
-            summary["n_backward"] += n_backward
-        return columns, summary
+            counts["n_forward"] += n_forward
+            counts["n_backward"] += n_backward
+        return columns, counts
 
     def _minimum_margins(self, worker: Workbench, piece: Partition) -> AttackResult:
         from torch import nn

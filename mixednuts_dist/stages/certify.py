@@ -25,7 +25,7 @@ from .stage import Certified, Outcome, Stage
 if TYPE_CHECKING:
     from ..certification.answers import SmoothedAnswers
     from ..certification.smoothing import SmoothingPlan
-    from ..distributed.tasks import Columns, Summary
+    from ..distributed.tasks import Columns, Counts
     from ..distributed.workbench import Workbench
     from ..mixing.mixture import Mixture
     from ..selection.inputs import Certificates
@@ -101,7 +101,7 @@ class Certify(Stage):
     Keys = CertifyKeys
     keys: CertifyKeys
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         from ..certification.answers import ROB_ALONE, SmoothedAnswers
         from ..certification.smoothing import smoothed_votes
 
@@ -111,13 +111,13 @@ class Certify(Stage):
             lambda x_BCHW: worker.logits(worker.rob, x_BCHW), x, y, plan, n_classes=n_classes,
             sample_ids=range(piece.start, piece.start + len(x)), seed=worker.spec.seed, rows=worker.shape(x).rows,
         )  # fmt: skip
-        counts = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK, "n_drawn": votes.n_drawn_B}
-        robust_B = SmoothedAnswers(plan, y.cpu(), None, *counts.values()).certified(ROB_ALONE, self.radii[0])
-        summary = worker.summary("rob", votes.chosen_counts_BK, y.cpu(), robust_B, votes.n_forward, 0)
+        columns = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK, "n_drawn": votes.n_drawn_B}
+        robust_B = SmoothedAnswers(plan, y.cpu(), None, *columns.values()).certified(ROB_ALONE, self.radii[0])
+        counts = worker.counts("rob", votes.chosen_counts_BK, y.cpu(), robust_B, votes.n_forward, 0)
         if "std" not in worker.networks:
-            return counts, summary
-        summary["n_forward"] += len(x)
-        return {**counts, "std_class": worker.logits(worker.std, x).argmax(dim=1)}, summary
+            return columns, counts
+        counts["n_forward"] += len(x)
+        return {**columns, "std_class": worker.logits(worker.std, x).argmax(dim=1)}, counts
 
     @property
     def radii(self) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..attacks.adaptive import autoattack
 from ..attacks.budget import AttackBudget
 from ..attacks.gradient_model import AttackMode
-from ..distributed.tasks import Columns, Summary, Task
+from ..distributed.tasks import Columns, Counts, Task
 from ..distributed.workbench import Workbench
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
@@ -38,7 +38,7 @@ class RoundTask(Task):
     points: tuple[StoredPoints, ...]  # the first source is the attack stage, whose rows also hold `rob_broken`
     sample: Sample | None = None  # the images that the search reads; None for all images
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         x, y = worker.images(piece)
         kept = self._kept_by_rob(worker, piece)
         points, columns, robust = read_points(worker, piece, self.points), dict[str, Tensor](), kept
@@ -75,7 +75,7 @@ class RoundTask(Task):
             }
             robust = robust & ~broken
         clean = worker.logits(worker.mixed(self.mixtures[0]), x)
-        return columns, worker.summary("mixed", clean, y, robust, n_forward, n_backward)
+        return columns, worker.counts("mixed", clean, y, robust, n_forward, n_backward)
 
     def _kept_by_rob(self, worker: Workbench, piece: Partition) -> Tensor:
         """Return on which images that the search reads the robust classifier remains robust, (B,) bool."""

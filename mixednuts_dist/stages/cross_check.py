@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..attacks.budget import AttackBudget
 from ..config.run_config import digest
 from ..distributed.executor import Executor
-from ..distributed.tasks import Columns, Summary, Task
+from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from ..storage.tables import read_columns
 from .early_stop import evaluated_part
@@ -36,7 +36,7 @@ class CheckTask(Task):
     budget: AttackBudget
     chosen: frozenset[int] = frozenset()  # sample ids
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         import torch
 
         from ..attacks.published import pyautoattack_images
@@ -55,7 +55,7 @@ class CheckTask(Task):
         clean, logits = worker.logits(model, x), worker.logits(model, x_adv)
         broken = tried & (logits.argmax(dim=1) != y)
         columns = {"tried": tried, "broken": broken, f"{name}_attacked": logits, "x_adv": x_adv}
-        return columns, worker.summary(name, clean, y, tried & ~broken, n_forward, n_backward)
+        return columns, worker.counts(name, clean, y, tried & ~broken, n_forward, n_backward)
 
 
 def cross_check(opened: Run, executor: Executor | None, progress: RunProgress) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from ..attacks.sequential import ConfidenceSequence
 from ..storage.partitions import Partition
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from .runs import Run, finished_partitions, require_complete
 
 
@@ -35,9 +35,9 @@ class EarlyStop:
         """Return the partition's place in the random order."""
         return self._places[partition.index]
 
-    def enough(self, receipts: Iterable[Receipt]) -> bool:
+    def enough(self, summaries: Iterable[PartitionSummary]) -> bool:
         """Add finished partitions; return whether the interval is narrow enough."""
-        self._robust |= {self._places[receipt.partition]: receipt.robust for receipt in receipts}
+        self._robust |= {self._places[summary.partition]: summary.robust for summary in summaries}
         while not self._known() and self._bounds.n_seen in self._robust:
             self._bounds.add([self._robust[self._bounds.n_seen] / self._size])
         return self._known()

@@ -12,7 +12,7 @@ from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
 from ..distributed.timing import PassSeconds
 from ..errors import MissingArtifact
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from .choosing import attacks_its_choice
 from .partitioned import worker_spec
 from .rounds import SHARES_ATTACKED, round_attacks, round_budget
@@ -73,8 +73,8 @@ def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
     config, opened = opened.config, opened.searched
     n_images = min(config.search.first or opened.inputs.n_images, opened.inputs.n_images)
     attacked = finished_partitions(opened, "attack", opened.attack_content_hash).values()
-    n_attacked = sum(receipt.n_images for receipt in attacked)
-    robust = sum(receipt.robust for receipt in attacked) / n_attacked if n_attacked else 1.0
+    n_attacked = sum(summary.n_images for summary in attacked)
+    robust = sum(summary.robust for summary in attacked) / n_attacked if n_attacked else 1.0
     passes = attack_passes(round_attacks(config), round_budget(config.evaluate), opened.inputs.n_classes)
     first, later = SHARES_ATTACKED
     betas = 1.5 if config.search.measure else 1.0  # the other betas together attack half as many images
@@ -89,13 +89,13 @@ def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
 
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
-    passes, receipts = stage.passes(opened), _finished(stage, opened)
-    left = stage.part(opened).n_images - sum(receipt.n_images for receipt in receipts)
+    passes, summaries = stage.passes(opened), _finished(stage, opened)
+    left = stage.part(opened).n_images - sum(summary.n_images for summary in summaries)
     at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
     likely, basis = None, ""
-    if receipts:
-        seconds = sum(receipt.seconds for receipt in receipts)
-        likely = left * seconds / sum(receipt.n_images for receipt in receipts)
+    if summaries:
+        seconds = sum(summary.seconds for summary in summaries)
+        likely = left * seconds / sum(summary.n_images for summary in summaries)
         basis = "from the partitions that are done"
     elif share := stage.likely_share(opened):
         likely, basis = at_most * share[0], share[1]
@@ -103,7 +103,7 @@ def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) ->
     return StageEstimate(stage.name, left, shown, at_most, likely, basis)
 
 
-def _finished(stage: Stage, opened: Run) -> list[Receipt]:
+def _finished(stage: Stage, opened: Run) -> list[PartitionSummary]:
     """Return the summaries of the finished partitions; none before the search has chosen a mixed classifier."""
     try:
         return list(stage.finished(opened).values())

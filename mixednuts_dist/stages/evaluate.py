@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ..attacks.budget import WARM_START, AttackBudget
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
-from ..distributed.tasks import Columns, Summary, Task
+from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
-from ..storage.records import Receipt, SearchResult
+from ..storage.records import PartitionSummary, SearchResult
 from ..storage.tables import FLAG, SURVIVED
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
 from .progress import RunProgress
@@ -58,7 +58,7 @@ class Evaluate(Stage):
         attacked = list(self._attacked(opened).values())
         if not attacked:
             return None
-        share = sum(receipt.robust for receipt in attacked) / sum(receipt.n_images for receipt in attacked)
+        share = sum(summary.robust for summary in attacked) / sum(summary.n_images for summary in attacked)
         return share, f"if the mixed classifier is robust on the same images as rob, {100 * share:.0f}%"
 
     def costs(self, opened: Run) -> Mapping[Partition, float] | None:
@@ -68,7 +68,7 @@ class Evaluate(Stage):
             for part, one in self._attacked(opened).items()
         } or None
 
-    def _attacked(self, opened: Run) -> Mapping[Partition, Receipt]:
+    def _attacked(self, opened: Run) -> Mapping[Partition, PartitionSummary]:
         """Return the finished partitions of the attack stage; none without `std`."""
         if opened.config.std is None:
             return {}
@@ -104,7 +104,7 @@ class EvaluateTask(Task):
     points: tuple[StoredPoints, ...] = ()  # stored adversarial examples, tried before any attack
     given: str | None = None  # a file of submitted adversarial examples, tried likewise
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
 
@@ -129,7 +129,7 @@ class EvaluateTask(Task):
             **{f"{FLAG}{flag}": raised for flag, raised in flags.items()},
             "x_adv": outcome.x_adv,
         }
-        return columns, worker.summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
+        return columns, worker.counts(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
     def engine(self, worker: Workbench, x: Tensor, attacks: Sequence[str]) -> Callable[[], Scheduler]:
         """Return a function that starts the engine of these attacks on the classifier of the task."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..config.register import STAGES
 from ..config.run_config import digest
-from ..distributed.tasks import Columns, Summary
+from ..distributed.tasks import Columns, Counts
 from ..storage.partitions import Partition
 from ..storage.tables import SURVIVED
 from .evaluate import EvaluateTask
@@ -62,7 +62,7 @@ class Individual(Stage):
 class IndividualTask(EvaluateTask):
     """Runs each attack of an evaluation from the clean images."""
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         import torch
 
         x, y = worker.images(piece)
@@ -73,4 +73,4 @@ class IndividualTask(EvaluateTask):
         columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
         passes = [sum(getattr(outcome, kind) for outcome in outcomes.values()) for kind in ("n_forward", "n_backward")]
         clean = worker.logits(worker.model, x)
-        return columns, worker.summary(worker.model_name, clean, y, columns["robust"], *passes)
+        return columns, worker.counts(worker.model_name, clean, y, columns["robust"], *passes)

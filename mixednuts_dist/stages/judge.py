@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..distributed.executor import Executor
-    from ..distributed.tasks import Columns, Summary
+    from ..distributed.tasks import Columns, Counts
     from ..distributed.workbench import Workbench
 
 _BORDER = 1e-5  # relative to the largest logit; the float32 passes of two kinds of CPU differ by less
@@ -48,7 +48,7 @@ class JudgePoints(Stage):
     keys: JudgeKeys
     of_mixture = True
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
         import torch
 
         from ..attacks.verification import Verifier
@@ -71,7 +71,7 @@ class JudgePoints(Stage):
         }
         robust_B = columns["clean_right"][:, -1] & columns["right"][:, -1]
         n_forward = 2 * len(x) * len(worker.networks)
-        return columns, worker.summary(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
+        return columns, worker.counts(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
 
     def content_hash(self, opened: Run) -> str:
         from ..images.points import points_checksum

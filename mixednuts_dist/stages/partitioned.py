@@ -12,7 +12,7 @@ from ..distributed.tasks import Task
 from ..distributed.worker_spec import WorkerSpec
 from ..storage.index import IndexWriter, set_damaged_aside
 from ..storage.partitions import Partition, rows_folder
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from ..storage.store import Store
 from .driver_notes import record_current_stage, stage_clock
 from .early_stop import EarlyStop
@@ -69,16 +69,16 @@ def _compute(
     """Run the pool over the queue, enter each new partition into the index, and return their number."""
     n_computed = 0
 
-    def written(receipt: Receipt) -> None:
+    def written(summary: PartitionSummary) -> None:
         nonlocal n_computed
         n_computed += 1
-        index.add(receipt)
-        _count(pool, receipt)
-        progress.partition_done(receipt)
-        if early_stop and early_stop.enough([receipt]):
+        index.add(summary)
+        _count(pool, summary)
+        progress.partition_done(summary)
+        if early_stop and early_stop.enough([summary]):
             queue.stop()
 
-    pool.on_receipt, pool.on_look = written, progress.workers_seen
+    pool.on_summary, pool.on_look = written, progress.workers_seen
     try:
         pool.run(queue)
     finally:
@@ -86,9 +86,9 @@ def _compute(
     return n_computed
 
 
-def _count(pool: Pool, *receipts: Receipt) -> None:
+def _count(pool: Pool, *summaries: PartitionSummary) -> None:
     """Add partitions to the metrics that a pool exports."""
-    for each in receipts:
+    for each in summaries:
         pool.counts.update(images=each.n_images, broken=each.n_images - each.robust, forward_passes=each.n_forward)
 
 

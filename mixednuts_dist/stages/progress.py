@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..storage.records import Receipt
+    from ..storage.records import PartitionSummary
 
 
 class RunProgress:
     """Receives the events of all stages, in the driver's main thread, and ignores them unless a subclass shows them."""
 
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+    def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:
         """A stage starts on `n_images` images; earlier commands have finished the partitions in `done`."""
 
-    def partition_done(self, receipt: Receipt) -> None:
+    def partition_done(self, summary: PartitionSummary) -> None:
         """A worker has written one more partition."""
 
     def workers_seen(self, ready: int, asked: int) -> None:

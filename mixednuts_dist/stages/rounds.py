@@ -178,15 +178,15 @@ class Rounds:
         if task.attacks and not self._is_there(task):
             self._executor.report(self._announcement(task, attacked))
         run_partitions(self._opened, task, self._executor, self._progress)
-        receipts = finished_partitions(self._opened, task.stage, task.content_hash).values()
+        summaries = finished_partitions(self._opened, task.stage, task.content_hash).values()
         done = SearchRound(
             round=len(self._done) + 1,
             content_hash=task.content_hash,
             attacked=tuple(attacked),
             kept=(),
             of=int((~self._records.rob_broken_N).sum()),
-            n_forward=sum(receipt.n_forward for receipt in receipts),
-            n_backward=sum(receipt.n_backward for receipt in receipts),
+            n_forward=sum(summary.n_forward for summary in summaries),
+            n_backward=sum(summary.n_backward for summary in summaries),
             evaluated=evaluated,
         )
         tried = self._add(done)

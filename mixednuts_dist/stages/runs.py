@@ -19,7 +19,7 @@ from ..storage.code_files import keep_code, places
 from ..storage.index import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, partition_size_of, split_images
-from ..storage.records import Receipt
+from ..storage.records import PartitionSummary
 from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
 from ..storage.store import Store
 from .run_inputs import GIVEN_POINTS, Inputs, inspect_inputs
@@ -229,7 +229,7 @@ def search_sample(run: Run) -> Sample | None:
     return None if asked >= n_images == n_first else Sample(n_first, min(asked, n_first), run.config.seed)
 
 
-def finished_partitions(run: Run, stage: str, content_hash: str) -> dict[Partition, Receipt]:
+def finished_partitions(run: Run, stage: str, content_hash: str) -> dict[Partition, PartitionSummary]:
     """Return the partitions whose file is complete; a damaged file counts as missing.
 
     Raises:
@@ -238,7 +238,7 @@ def finished_partitions(run: Run, stage: str, content_hash: str) -> dict[Partiti
     return finished_files(run.rows, stage, run.partitions, content_hash)
 
 
-def require_complete(run: Run, stage: str, content_hash: str) -> dict[Partition, Receipt]:
+def require_complete(run: Run, stage: str, content_hash: str) -> dict[Partition, PartitionSummary]:
     """Return the summaries of all partitions of a finished stage.
 
     Raises:

@@ -27,10 +27,10 @@ from ..config.attack_config import AttackConfig, EvaluateConfig
 from ..config.register import ATTACKS, STAGES
 from ..config.run_config import RunConfig, digest
 from ..config.section import Section
-from ..distributed.tasks import Columns, Summary, Task
+from ..distributed.tasks import Columns, Counts, Task
 from ..errors import InvalidInputError
 from ..storage.partitions import Partition
-from ..storage.records import Receipt, SearchResult
+from ..storage.records import PartitionSummary, SearchResult
 from ..storage.tables import read_columns
 from .progress import RunProgress
 from .runs import Run, finished_partitions, open_run, require_complete
@@ -64,8 +64,8 @@ class Stage:
         """Return whether the run has the stage, given that the configuration has its key."""
         return True
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        """Return the rows of a partition without `sample_id` and `label`, and its counts (`worker.summary`)."""
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+        """Return the rows of a partition without `sample_id` and `label`, and its counts (`worker.counts`)."""
         raise NotImplementedError(f"stage {self.name!r} does not define what it computes")
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
@@ -145,7 +145,7 @@ class Stage:
         """Return the run cut to the partitions that the stage computes."""
         return opened
 
-    def finished(self, opened: Run) -> dict[Partition, Receipt]:
+    def finished(self, opened: Run) -> dict[Partition, PartitionSummary]:
         """Return the summaries of the finished partitions among those that the stage computes."""
         return finished_partitions(self.part(opened), self.name, self.content_hash(opened))
 
@@ -201,14 +201,14 @@ class Certified:
 class _StageTask(Task):
     of: Stage
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        columns, summary = self.of.compute(worker, piece)
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+        columns, counts = self.of.compute(worker, piece)
         if self.of.columns and columns.keys() != self.of.columns.keys():
             raise InvalidInputError(
                 f"stage {self.of.name!r} returned the columns {', '.join(columns)}; its `columns` lists "
                 f"{', '.join(self.of.columns)}"
             )
-        return columns, summary
+        return columns, counts
 
 
 def classifier_names(config: RunConfig) -> tuple[str, ...]:

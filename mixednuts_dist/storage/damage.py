@@ -12,9 +12,9 @@ from ..config.config_file import read_json
 from ..config.run_config import digest
 from ..errors import NewerSchema
 from .partitions import Partition
-from .records import Receipt
+from .records import PartitionSummary
 from .store import Store
-from .tables import FOOTER, finished_receipt, footer_of, is_whole, unusable_column
+from .tables import FOOTER, finished_summary, footer_of, is_whole, unusable_column
 
 
 def problem(path: str, content: bytes) -> str | None:
@@ -39,14 +39,14 @@ def set_aside_if_damaged(store: Store, path: str, *, partition: Partition | None
     return store.set_aside(path, unless=is_good)
 
 
-def create_whole(store: Store, path: str, content: bytes, content_hash: str) -> Receipt | None:
+def create_whole(store: Store, path: str, content: bytes, content_hash: str) -> PartitionSummary | None:
     """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
 
     Raises:
         ContentHashMismatch: if a file of another run has that path.
     """
     while not store.create(path, content):
-        if existing := finished_receipt(store, path, content_hash):
+        if existing := finished_summary(store, path, content_hash):
             return existing
         set_aside_if_damaged(store, path)
     return None
@@ -54,7 +54,7 @@ def create_whole(store: Store, path: str, content: bytes, content_hash: str) -> 
 
 def _holds(content: bytes, partition: Partition) -> bool:
     try:
-        return footer_of(io.BytesIO(content)).receipt.is_of(partition)
+        return footer_of(io.BytesIO(content)).summary.is_of(partition)
     except (KeyError, TypeError):  # the file was not written by a stage
         return False
 

@@ -19,9 +19,9 @@ from ..config.run_config import digest
 from ..errors import MissingArtifact
 from .damage import problem, set_aside_if_damaged
 from .partitions import Partition, rows_folder
-from .records import Receipt
+from .records import PartitionSummary
 from .store import Store, concurrently
-from .tables import finished_receipt, footer_of
+from .tables import finished_summary, footer_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Damage:
 
 def finished_files(
     store: Store, stage: str, partitions: Sequence[Partition], content_hash: str
-) -> dict[Partition, Receipt]:
+) -> dict[Partition, PartitionSummary]:
     """Return the finished partitions and their summaries. A damaged file counts as missing, and nothing is written.
 
     Raises:
@@ -56,22 +56,22 @@ def finished_files(
         entries = _entries(store, folder, content_hash)
         sizes = listed.result()
 
-    def from_footer(partition: Partition) -> Receipt | None:
+    def from_footer(partition: Partition) -> PartitionSummary | None:
         path = f"{folder}/{partition.file_name}"
-        receipt = finished_receipt(store, path, content_hash)
-        if receipt is None or not receipt.is_of(partition):
+        summary = finished_summary(store, path, content_hash)
+        if summary is None or not summary.is_of(partition):
             logger.warning("%s is damaged; it will be computed again", store.address(path))
             return None
-        return replace(receipt, n_bytes=sizes[partition.file_name])
+        return replace(summary, n_bytes=sizes[partition.file_name])
 
-    found: dict[Partition, Receipt | None] = {}
+    found: dict[Partition, PartitionSummary | None] = {}
     for partition in (partition for partition in partitions if partition.file_name in sizes):
         entry = entries.get(partition.index)
         matches = entry and entry.is_of(partition) and entry.n_bytes == sizes[partition.file_name]
         found[partition] = entry if matches else None
     others = [partition for partition, entry in found.items() if entry is None]
     found |= zip(others, concurrently(from_footer, others), strict=True)
-    return {partition: receipt for partition, receipt in found.items() if receipt}
+    return {partition: summary for partition, summary in found.items() if summary}
 
 
 def set_damaged_aside(store: Store, folder: str, missing: Iterable[Partition]) -> list[str]:
@@ -92,16 +92,18 @@ class IndexWriter:
         finished: the result of `finished_files`.
     """
 
-    def __init__(self, store: Store, stage: str, content_hash: str, finished: Mapping[Partition, Receipt]) -> None:
+    def __init__(
+        self, store: Store, stage: str, content_hash: str, finished: Mapping[Partition, PartitionSummary]
+    ) -> None:
         self._store, self._folder, self._content_hash = store, rows_folder(stage, content_hash), content_hash
-        self._finished = {partition.index: receipt for partition, receipt in finished.items()}
+        self._finished = {partition.index: summary for partition, summary in finished.items()}
         self._changed = bool(self._finished.keys() - _entries(store, self._folder, content_hash).keys())
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
-    def add(self, receipt: Receipt) -> None:
+    def add(self, summary: PartitionSummary) -> None:
         """Add the file of a partition."""
-        if receipt.n_bytes:
-            self._finished[receipt.partition] = receipt
+        if summary.n_bytes:
+            self._finished[summary.partition] = summary
             self._changed = True
         if time.monotonic() > self._due:
             self.flush()
@@ -112,7 +114,7 @@ class IndexWriter:
             return
         started = time.monotonic()
         merged = _entries(self._store, self._folder, self._content_hash) | self._finished
-        entries = [vars(receipt) for _, receipt in sorted(merged.items())]
+        entries = [vars(summary) for _, summary in sorted(merged.items())]
         content = {"schema_version": INDEX_VERSION, "content_hash": self._content_hash, "entries": entries}
         text = json.dumps({**content, "digest": digest(content)}, separators=(",", ":"))
         self._store.write(f"{self._folder}/{INDEX}", text.encode())
@@ -120,7 +122,7 @@ class IndexWriter:
         self._due = now + max(_SECONDS_BETWEEN, (now - started) / _SHARE)
 
 
-def _entries(store: Store, folder: str, content_hash: str) -> dict[int, Receipt]:
+def _entries(store: Store, folder: str, content_hash: str) -> dict[int, PartitionSummary]:
     """Return the entries of an index by partition; none if the index is missing, damaged or belongs to other rows."""
     try:
         content = read_json(store.read(f"{folder}/{INDEX}"))
@@ -128,7 +130,7 @@ def _entries(store: Store, folder: str, content_hash: str) -> dict[int, Receipt]
             raise ValueError("it is not what this release has written")
         if content["content_hash"] != content_hash:
             return {}
-        return {receipt.partition: receipt for receipt in map(Receipt.from_json, content["entries"])}
+        return {summary.partition: summary for summary in map(PartitionSummary.from_json, content["entries"])}
     except MissingArtifact:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -136,9 +138,9 @@ def _entries(store: Store, folder: str, content_hash: str) -> dict[int, Receipt]
         return {}
 
 
-def with_checksum(receipt: Receipt, content: bytes) -> Receipt:
+def with_checksum(summary: PartitionSummary, content: bytes) -> PartitionSummary:
     """Return the summary of a file with the checksum and size of its bytes."""
-    return replace(receipt, sha256=hashlib.sha256(content).hexdigest(), n_bytes=len(content))
+    return replace(summary, sha256=hashlib.sha256(content).hexdigest(), n_bytes=len(content))
 
 
 def verify(store: Store) -> tuple[list[Damage], int]:
@@ -151,16 +153,16 @@ def verify(store: Store) -> tuple[list[Damage], int]:
     def damage(path: str) -> Damage | None:
         content, entry = store.read(path), entries.get(path)
         reason, sha256 = problem(path, content), hashlib.sha256(content).hexdigest()
-        if not reason and entry and entry.sha256 != sha256 and footer_of(io.BytesIO(content)).receipt == entry:
+        if not reason and entry and entry.sha256 != sha256 and footer_of(io.BytesIO(content)).summary == entry:
             reason = "its bytes are not those that were written"
         return Damage(path, reason, sha256) if reason else None
 
     paths = [path for path in store.all_files() if _TUNE not in f"/{path}"]
     folders = [path.removesuffix(f"/{INDEX}") for path in paths if path.endswith(f"/{INDEX}")]
     entries = {
-        f"{folder}/{Partition(receipt.partition, receipt.start, receipt.stop).file_name}": receipt
+        f"{folder}/{Partition(summary.partition, summary.start, summary.stop).file_name}": summary
         for folder in folders
-        for receipt in _entries(store, folder, folder.rpartition("/")[2]).values()
+        for summary in _entries(store, folder, folder.rpartition("/")[2]).values()
     }
     return [found for found in concurrently(damage, paths) if found], len(paths)
 

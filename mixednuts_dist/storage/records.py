@@ -128,7 +128,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class PartitionSummary:
     """The summary of a finished partition, which its worker reports and the file's footer keeps."""
 
     stage: str  # "attack" or "evaluate"
@@ -154,7 +154,7 @@ class Receipt:
     n_bytes: int = field(default=0, compare=False)
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Receipt:
+    def from_json(cls, content: Mapping[str, Any]) -> PartitionSummary:
         """Return the stored summary. Fields of a later release are ignored.
 
         Raises:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ..config.run_config import digest
 from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact, NewerSchema
 from .partitions import Partition, rows_among, rows_folder
-from .records import AttackRecords, EvaluateRecords, Receipt
+from .records import AttackRecords, EvaluateRecords, PartitionSummary
 from .store import Store
 
 if TYPE_CHECKING:  # commands that only look at a run's footers do not import PyTorch
@@ -47,22 +47,23 @@ class Footer:
 
     content_hash: str
     schema_version: int
-    receipt: Receipt
+    summary: PartitionSummary
 
 
 # --- writing and footers ----------------------------------------------------------------------------------------------
 
 
-def encode_table(columns: Mapping[str, Tensor], content_hash: str, receipt: Receipt) -> bytes:
+def encode_table(columns: Mapping[str, Tensor], content_hash: str, summary: PartitionSummary) -> bytes:
     """Return the bytes of a Parquet file. A column's trailing axes become a fixed-size list, their shape metadata."""
     arrays = {name: _to_arrow(values) for name, values in columns.items()}
     fields = [
         pa.field(name, array.type, nullable=False, metadata={"shape": json.dumps([*columns[name].shape[1:]])})
         for name, array in arrays.items()
     ]
-    summary = {name: value for name, value in asdict(receipt).items() if name not in ("sha256", "n_bytes")}
+    stored = {name: value for name, value in asdict(summary).items() if name not in ("sha256", "n_bytes")}
     footer = {
-        "schema_version": SCHEMA_VERSION, "content_hash": content_hash, "receipt": summary, "columns": _described(fields)
+        "schema_version": SCHEMA_VERSION, "content_hash": content_hash, "summary": stored,
+        "columns": _described(fields),
     }  # fmt: skip
     schema = pa.schema(fields, metadata={FOOTER: json.dumps({**footer, "digest": digest(footer)})})
     table, sink = pa.Table.from_arrays([*arrays.values()], schema=schema), io.BytesIO()
@@ -86,7 +87,7 @@ def read_footer(store: Store, path: str) -> Footer | None:
         return None
 
 
-def finished_receipt(store: Store, path: str, content_hash: str) -> Receipt | None:
+def finished_summary(store: Store, path: str, content_hash: str) -> PartitionSummary | None:
     """Return the summary of a finished file, or None if the file is missing, damaged or of another kind.
 
     Raises:
@@ -97,7 +98,7 @@ def finished_receipt(store: Store, path: str, content_hash: str) -> Receipt | No
     if footer is None:
         return None
     _require_hash(store.address(path), footer, content_hash)
-    return footer.receipt
+    return footer.summary
 
 
 def footer_of(file: Any, address: str = "the file") -> Footer:
@@ -122,7 +123,7 @@ def _footer(schema: Any, address: str) -> Footer:
         raise ValueError("its footer is not the one that was written")
     if content["columns"] != _described(schema):
         raise ValueError("its columns are not those that were written")
-    return Footer(content["content_hash"], version, Receipt.from_json(content["receipt"]))
+    return Footer(content["content_hash"], version, PartitionSummary.from_json(content["summary"]))
 
 
 def _require_hash(address: str, footer: Footer, content_hash: str) -> None:

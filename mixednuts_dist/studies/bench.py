@@ -41,7 +41,7 @@ from ..stages.runs import MOST_LOGITS, Run, open_run, searched_images
 from ..stages.search_result import read_search_result
 from ..stages.stage import stage_of
 from ..storage.partitions import split_images
-from ..storage.records import AttackRecords, Receipt, SearchResult
+from ..storage.records import AttackRecords, PartitionSummary, SearchResult
 from ..storage.store import Store
 from ..storage.tables import read_attack_records, read_evaluate_records
 
@@ -268,11 +268,11 @@ class _Labelled(RunProgress):
     inner: RunProgress
     label: str
 
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:  # noqa: ARG002
+    def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:  # noqa: ARG002
         self.inner.stage_started(self.label, n_images, done)
 
-    def partition_done(self, receipt: Receipt) -> None:
-        self.inner.partition_done(Receipt(**{**asdict(receipt), "stage": self.label}))
+    def partition_done(self, summary: PartitionSummary) -> None:
+        self.inner.partition_done(PartitionSummary(**{**asdict(summary), "stage": self.label}))
 
     def workers_seen(self, ready: int, asked: int) -> None:
         self.inner.workers_seen(ready, asked)

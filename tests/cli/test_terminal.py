@@ -9,14 +9,14 @@ from rich.console import Console
 
 from mixednuts_dist.cli import terminal
 from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 
 TIME = len("2026-01-31 12:00:00 ")
 
 
-def receipt(start: int, stop: int) -> Receipt:
+def summary(start: int, stop: int) -> PartitionSummary:
     n = stop - start
-    return Receipt(
+    return PartitionSummary(
         "attack", 0, start, stop, clean_correct=n, robust=n // 2, seconds=1.0, n_forward=9, n_backward=9, node="a",
         classifier="rob",
     )  # fmt: skip
@@ -34,9 +34,9 @@ def progress(shown: io.StringIO) -> TerminalProgress:
 
 def test_a_log_file_gets_a_line_at_the_start_and_at_the_end(progress: TerminalProgress, shown: io.StringIO) -> None:
     with progress:
-        progress.stage_started("attack", 40, [receipt(0, 10)])
-        progress.partition_done(receipt(10, 20))
-        progress.partition_done(receipt(20, 40))
+        progress.stage_started("attack", 40, [summary(0, 10)])
+        progress.partition_done(summary(10, 20))
+        progress.partition_done(summary(20, 40))
         progress.stage_finished("attack", "3 partitions computed")
     first, *_, before_last, last = [line[TIME:] for line in shown.getvalue().splitlines()]
     assert time.strptime(shown.getvalue()[: TIME - 1], terminal.TIME_FORMAT)
@@ -60,7 +60,7 @@ def test_idle_stage_reports_ready_workers(
 
 def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), LogProgress(Console(file=shown)) as progress:
-        progress.stage_started("attack", 40, [receipt(0, 10)])
+        progress.stage_started("attack", 40, [summary(0, 10)])
         progress.stage_finished("attack", "nothing to do")
     assert shown.getvalue() == ""
     first, last = caplog.records

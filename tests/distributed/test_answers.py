@@ -115,10 +115,10 @@ def test_run_recomputes_rows_with_nan(copied_run: Any, local_executor: Any, colu
     names = pq.ParquetFile(opened.rows.address(path)).schema_arrow.names
     columns = read_columns(opened.rows, "attack", [part], content_hash, names)
     columns[column][2] = float("nan")
-    content = encode_table(columns, content_hash, footer.receipt)
+    content = encode_table(columns, content_hash, footer.summary)
     opened.rows.write(path, content)
     writer = IndexWriter(opened.rows, "attack", content_hash, {})
-    writer.add(with_checksum(footer.receipt, content))
+    writer.add(with_checksum(footer.summary, content))
     writer.flush()
     again = pipeline.run(copied_run.config, executor=local_executor).to_json()
     assert again["accuracy"] == copied_run.results["accuracy"]

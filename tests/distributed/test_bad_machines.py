@@ -19,14 +19,14 @@ from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker_spec import Place
 from mixednuts_dist.errors import BaseClassifierError, ClusterError, MixedNutsError, PartitionFailed, StoreError
 from mixednuts_dist.storage.partitions import Partition, split_images
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from tests.helpers.worker_specs import unchecked_spec
 
 Act = Callable[[Partition], None]
 
 
-def receipt(partition: Partition, seconds: float) -> Receipt:
-    return Receipt(
+def summary(partition: Partition, seconds: float) -> PartitionSummary:
+    return PartitionSummary(
         stage="attack", partition=partition.index, start=partition.start, stop=partition.stop, clean_correct=1,
         robust=1, seconds=seconds, n_forward=10, n_backward=5, node="n",
     )  # fmt: skip
@@ -68,11 +68,13 @@ class Machine:
     def measure(self, _: Partition) -> dict[str, Any]:
         return {"rows": int(self.place.node.removeprefix("node"))}
 
-    def process(self, partition: Partition, _task: Task, _ahead: Any, measured: Any) -> dict[Partition, Receipt]:
+    def process(
+        self, partition: Partition, _task: Task, _ahead: Any, measured: Any
+    ) -> dict[Partition, PartitionSummary]:
         self.act(partition)
         self.measured.append(measured)
         self.done.append(partition.index)
-        return {partition: receipt(partition, 0.02)}
+        return {partition: summary(partition, 0.02)}
 
 
 class Machines(Executor):
@@ -94,7 +96,7 @@ class Stage:
         self, folder: Path, make: Callable[[int], Machine], n_workers: int, n_partitions: int,
         batch_size: Any = 8, kept: Machines | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        written = list[Receipt]()
+        written = list[PartitionSummary]()
         self.executor = Machines(make)
         of_run = unchecked_spec(folder, batch_size=batch_size)
         task, asked = Task(stage="attack", content_hash="f"), PoolSettings(n_workers, 1, 0, **settings)
@@ -323,14 +325,14 @@ class Hoarder(Machine):
     """A worker whose storage accepts no file before `flush`, which first calls `on_flush`."""
 
     def __init__(self, act: Act = good, on_flush: Callable[[], None] = lambda: None) -> None:
-        self.on_flush, self.kept = on_flush, dict[Partition, Receipt]()
+        self.on_flush, self.kept = on_flush, dict[Partition, PartitionSummary]()
         super().__init__(Place("node"), act)
 
-    def process(self, *arguments: Any) -> dict[Partition, Receipt]:
+    def process(self, *arguments: Any) -> dict[Partition, PartitionSummary]:
         self.kept |= super().process(*arguments)
         return {}
 
-    def flush(self) -> dict[Partition, Receipt]:
+    def flush(self) -> dict[Partition, PartitionSummary]:
         self.on_flush()
         return self.kept
 

@@ -12,7 +12,7 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import RunProgress
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from tests.helpers.touchy_classifiers import FACTORY, table
 
 
@@ -23,14 +23,14 @@ def factory(tmp_path: Path) -> Path:
     return path
 
 
-class KillOnFirstReceipt(RunProgress):
+class KillOnFirstPartitionSummary(RunProgress):
     """SIGKILLs every worker process once, when the first partition has come back."""
 
     def __init__(self) -> None:
         self.killed = 0
 
-    def partition_done(self, receipt: Receipt) -> None:
-        if self.killed or not receipt.n_images:
+    def partition_done(self, summary: PartitionSummary) -> None:
+        if self.killed or not summary.n_images:
             return
         for process in psutil.Process().children(recursive=True):
             if "ray::RayWorker" in " ".join(process.cmdline()):
@@ -43,7 +43,7 @@ def test_killed_workers_cost_nothing_but_time(
     tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any
 ) -> None:
     config = tiny(partition_size=2)  # enough partitions to prefetch
-    killer = KillOnFirstReceipt()
+    killer = KillOnFirstPartitionSummary()
     attack.run(config, executor=ray_executor, progress=killer)
     assert killer.killed >= 1
     undisturbed = config.with_changes(storage=str(tmp_path / "undisturbed"))

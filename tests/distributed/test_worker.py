@@ -23,7 +23,7 @@ from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import finished_receipt, read_attack_records
+from mixednuts_dist.storage.tables import finished_summary, read_attack_records
 from tests.helpers.worker_specs import spec_of
 
 TASK = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
@@ -39,7 +39,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
     task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
-    receipt = worker.process(partition, task)[partition]
+    summary = worker.process(partition, task)[partition]
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
@@ -48,9 +48,9 @@ def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> 
     assert torch.allclose(log_one_minus_signed_margin(normed, y), records.log_one_minus_margin_N, atol=1e-5)
     assert torch.equal(records.rob_broken_N, records.rob_attacked_NK.argmax(dim=1) != y)
     assert torch.equal(records.std_broken_N, records.std_attacked_NK.argmax(dim=1) != y)
-    assert receipt.robust == int((~records.rob_broken_N).sum())
-    assert receipt.clean_correct == int((records.rob_clean_NK.argmax(dim=1) == y).sum())
-    assert receipt.n_images == 12
+    assert summary.robust == int((~records.rob_broken_N).sum())
+    assert summary.clean_correct == int((records.rob_clean_NK.argmax(dim=1) == y).sum())
+    assert summary.n_images == 12
     assert int(records.std_broken_N.sum()) >= 10
 
 
@@ -113,7 +113,7 @@ def test_worker_reports_existing_partitions(
     assert worker.process(partition, TASK) == first
     looks = iter([None])  # it looked a moment too early
     monkeypatch.setattr(
-        "mixednuts_dist.distributed.worker.finished_receipt", lambda *where: next(looks, finished_receipt(*where))
+        "mixednuts_dist.distributed.worker.finished_summary", lambda *where: next(looks, finished_summary(*where))
     )
     worker.process(partition, TASK)
     assert path.read_bytes() == content

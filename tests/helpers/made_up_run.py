@@ -14,7 +14,7 @@ from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
 from mixednuts_dist.reports.results import RunResults, StageCost, gather_results, stage_costs
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
 from mixednuts_dist.selection.choice import Choice
-from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SearchRound
+from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult, SearchRound
 
 Batches = list[tuple[AttackRecords, EvaluateRecords]]
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
@@ -168,18 +168,18 @@ def made_up_candidates(beta: float) -> tuple[dict[str, Any], ...]:
     )  # fmt: skip
 
 
-def made_up_receipts(stage: str) -> list[Receipt]:
+def made_up_summaries(stage: str) -> list[PartitionSummary]:
     """Three partitions of 100 images on two nodes, two of them with half a GPU each."""
     return [
-        Receipt(stage, 0, 0, 100, 80, 60, 1800.0, 5000, 4000, "a", "NVIDIA H200", 0.5),
-        Receipt(stage, 1, 100, 200, 80, 60, 900.0, 6000, 5000, "a", "NVIDIA H200", 0.5),
-        Receipt(stage, 2, 200, 300, 80, 60, 360.0, 700, 600, "b", "cpu", 4.0),
+        PartitionSummary(stage, 0, 0, 100, 80, 60, 1800.0, 5000, 4000, "a", "NVIDIA H200", 0.5),
+        PartitionSummary(stage, 1, 100, 200, 80, 60, 900.0, 6000, 5000, "a", "NVIDIA H200", 0.5),
+        PartitionSummary(stage, 2, 200, 300, 80, 60, 360.0, 700, 600, "b", "cpu", 4.0),
     ]
 
 
 def made_up_costs(seconds: dict[str, float]) -> tuple[StageCost, ...]:
     """The evaluate stage of this run and the attack stage of another."""
-    return stage_costs({stage: made_up_receipts(stage) for stage in ("attack", "evaluate")}, seconds)
+    return stage_costs({stage: made_up_summaries(stage) for stage in ("attack", "evaluate")}, seconds)
 
 
 def made_up_worst(side: int = 8, channels: int = 1) -> tuple[WorstImage, ...]:

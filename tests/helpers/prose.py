@@ -202,8 +202,8 @@ RULES = [
     ),
     (
         "work-unit",
-        r"\bpieces?\b(?! of (?:code|text|information|advice))|\breceipts?\b|\bcontent_hashes?\b",
-        "'partition' or 'work unit' (piece), 'summary' (receipt), 'content hash' (content_hash)",
+        r"\bpieces?\b(?! of (?:code|text|information|advice))|\breceipts?\b|\bfingerprints?\b",
+        "'partition' or 'work unit' (piece), 'summary' (receipt), 'content hash' (fingerprint)",
     ),
     ("lane", r"\blanes?\b", "'queue', 'batch of runs'"),
     (

@@ -14,7 +14,7 @@ from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.partitions import rows_folder
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 
 MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
@@ -76,8 +76,8 @@ class Watcher(RunProgress):
         self.computed: list[tuple[str, int]] = []
         self.messages: dict[str, str] = {}
 
-    def partition_done(self, receipt: Receipt) -> None:
-        self.computed.append((receipt.stage, receipt.partition))
+    def partition_done(self, summary: PartitionSummary) -> None:
+        self.computed.append((summary.stage, summary.partition))
 
     def stage_finished(self, stage: str, message: str) -> None:
         self.messages[stage] = message

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.storage.partitions import Partition
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 
 
-def receipt(part: Partition) -> Receipt:
-    return Receipt("attack", part.index, part.start, part.stop, 1, 1, 0.5, 10, 9, "node")
+def summary(part: Partition) -> PartitionSummary:
+    return PartitionSummary("attack", part.index, part.start, part.stop, 1, 1, 0.5, 10, 9, "node")
 
 
 def columns(part: Partition) -> dict[str, Tensor]:

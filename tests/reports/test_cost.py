@@ -3,11 +3,11 @@
 import pytest
 
 from mixednuts_dist.reports.results import stage_costs
-from tests.helpers.made_up_run import made_up_receipts
+from tests.helpers.made_up_run import made_up_summaries
 
 
 def test_devices_are_billed_by_what_was_held() -> None:
-    (cost,) = stage_costs({"attack": made_up_receipts("attack"), "evaluate": []}, {"attack": 600.0})
+    (cost,) = stage_costs({"attack": made_up_summaries("attack"), "evaluate": []}, {"attack": 600.0})
     assert cost.gpu_hours == pytest.approx((0.5 * 1800 + 0.5 * 900) / 3600)
     assert cost.core_hours == pytest.approx(4 * 360 / 3600)
     assert (cost.images, cost.partitions, cost.nodes) == (300, 3, 2)
@@ -17,7 +17,7 @@ def test_devices_are_billed_by_what_was_held() -> None:
 
 
 def test_a_stage_that_was_taken_over_has_no_rate() -> None:
-    (cost,) = stage_costs({"attack": made_up_receipts("attack")}, {})
+    (cost,) = stage_costs({"attack": made_up_summaries("attack")}, {})
     assert cost.wall_seconds is None
     assert cost.images_per_second is None
     assert cost.gpu_hours == 0.375

@@ -151,10 +151,10 @@ def test_cost_is_the_footers(stored: Stored, tab: Tab) -> None:
     shown = cells(tab, "cost")
     for stage in ("attack", "evaluate"):
         files = sorted(rows_of(stored.config, stage).glob("part-*.parquet"))
-        receipts = [json.loads(pq.read_schema(file).metadata[b"mixednuts"])["receipt"] for file in files]
-        held = sum(receipt["seconds"] * receipt["n_devices"] for receipt in receipts)
-        passes = [f"{sum(receipt[key] for receipt in receipts):,}" for key in ("n_forward", "n_backward")]
-        assert shown[stage][:2] == ["24", str(len(receipts))]
+        summaries = [json.loads(pq.read_schema(file).metadata[b"mixednuts"])["summary"] for file in files]
+        held = sum(summary["seconds"] * summary["n_devices"] for summary in summaries)
+        passes = [f"{sum(summary[key] for summary in summaries):,}" for key in ("n_forward", "n_backward")]
+        assert shown[stage][:2] == ["24", str(len(summaries))]
         assert shown[stage][3] == seconds_text(held)
         assert shown[stage][6:] == passes
     assert shown["attack"][5] == "–"

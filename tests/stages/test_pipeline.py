@@ -68,10 +68,10 @@ def test_run_yaml_says_what_was_run(tiny_run) -> None:
 
 def test_summaries_name_rows_and_precision(tiny_run) -> None:
     store = Store(str(tiny_run[1].parents[1]))
-    receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
-    assert len(receipts) == 6
-    assert all(each.device and each.precision for each in receipts)
-    assert all(each.rows == each.float32_rows > 0 and each.repeatable for each in receipts)
+    summaries = [footer.summary for stage in ("attack", "evaluate") for footer in footers(store, stage)]
+    assert len(summaries) == 6
+    assert all(each.device and each.precision for each in summaries)
+    assert all(each.rows == each.float32_rows > 0 and each.repeatable for each in summaries)
 
 
 def footers(store: Store, stage: str) -> list[Footer]:

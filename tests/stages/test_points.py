@@ -12,14 +12,14 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.stages.points import StoredPoints, bits_apart, hardest_points, moved_by, read_points
 from mixednuts_dist.storage.partitions import Partition
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.tables import encode_table
 from tests.helpers.small_nets import images, small_net
 
 SHAPE = (3, 16, 16)
 N = 24
 NETWORK = small_net(10, SHAPE, seed=0, sharpness=3)
-RECEIPT = Receipt(
+SUMMARY = PartitionSummary(
     stage="attack", partition=0, start=0, stop=N, classifier="rob", clean_correct=0, robust=0, n_forward=0,
     n_backward=0, seconds=0.0, finished=0.0, node="n", precision="", rows=64, float32_rows=64,
     repeatable=True, device="cpu", n_devices=1.0,
@@ -33,7 +33,7 @@ def clean() -> tuple[Tensor, Tensor]:
 
 
 def size(values: Tensor) -> int:
-    return len(encode_table({"x_adv": values}, "f0", RECEIPT))
+    return len(encode_table({"x_adv": values}, "f0", SUMMARY))
 
 
 @pytest.mark.parametrize(("norm", "eps", "smaller"), [("Linf", 8 / 255, 1.4), ("L2", 0.5, 1.0)])

@@ -22,7 +22,7 @@ from mixednuts_dist.stages import runs, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage import folder as folder_module
 from mixednuts_dist.storage import index
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows, rows_in
 
@@ -97,8 +97,8 @@ class WorkerDies(Watcher):
         super().__init__()
         self.draft = draft
 
-    def partition_done(self, receipt: Receipt) -> None:
-        super().partition_done(receipt)
+    def partition_done(self, summary: PartitionSummary) -> None:
+        super().partition_done(summary)
         writes = f"import os, pathlib; pathlib.Path({self.draft!r} % os.getpid()).write_bytes(b'half')"
         subprocess.run([sys.executable, "-c", writes], check=True)
 

@@ -21,7 +21,7 @@ from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search_result import evaluate_content_hash
-from mixednuts_dist.storage.records import Receipt, SearchResult
+from mixednuts_dist.storage.records import PartitionSummary, SearchResult
 from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.brute_force import GRID, rows, with_points
 from tests.helpers.runs import tiny_content
@@ -43,8 +43,8 @@ class Computed(RunProgress):
     def __init__(self) -> None:
         self.stages: list[str] = []
 
-    def partition_done(self, receipt: Receipt) -> None:
-        self.stages.append(receipt.stage)
+    def partition_done(self, summary: PartitionSummary) -> None:
+        self.stages.append(summary.stage)
 
 
 class LooksAtStatus(Computed):
@@ -55,8 +55,8 @@ class LooksAtStatus(Computed):
         self._config = config
         self.seen: set[tuple[str, int, int]] = set()
 
-    def partition_done(self, receipt: Receipt) -> None:
-        super().partition_done(receipt)
+    def partition_done(self, summary: PartitionSummary) -> None:
+        super().partition_done(summary)
         *_, last = run_status(self._config).stages
         self.seen.add((last.stage, last.done, last.total))
 

@@ -10,18 +10,18 @@ import pytest
 from mixednuts_dist.storage import index
 from mixednuts_dist.storage.index import IndexWriter, finished_files, repair, set_damaged_aside, verify, with_checksum
 from mixednuts_dist.storage.partitions import Partition, split_images
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.stored_rows import columns, quarantined, receipt
+from tests.helpers.stored_rows import columns, quarantined, summary
 
 PARTS = split_images(20, 3)
 PATH = "attack/f0/_index.json"
 
 
-def write(store: Store, part: Partition, finished: float = 1.0) -> Receipt:
-    told = replace(receipt(part), finished=finished)
+def write(store: Store, part: Partition, finished: float = 1.0) -> PartitionSummary:
+    told = replace(summary(part), finished=finished)
     content = encode_table(columns(part), "f0", told)
     store.write(f"attack/f0/{part.file_name}", content)
     return with_checksum(told, content)
@@ -58,7 +58,7 @@ def entries(store: Store) -> list[int]:
 def test_what_is_done_is_one_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = opened_files(store, monkeypatch)
     found = finished_files(store, "attack", PARTS, "f0")
-    assert found == {part: replace(receipt(part), finished=1.0) for part in PARTS}
+    assert found == {part: replace(summary(part), finished=1.0) for part in PARTS}
     assert all(one.sha256 and one.n_bytes for one in found.values())
     assert opened == [PATH]
 
@@ -75,7 +75,7 @@ def test_without_a_usable_index_the_footers_are_read(store: Store, damage: str) 
         store.write(PATH, json.dumps({**content, **changes[damage]}).encode())
     before = store.all_files()
     found = finished_files(store, "attack", PARTS, "f0")
-    assert found == {part: replace(receipt(part), finished=1.0) for part in PARTS}
+    assert found == {part: replace(summary(part), finished=1.0) for part in PARTS}
     assert store.all_files() == before, "looking writes nothing"
     IndexWriter(store, "attack", "f0", found).flush()
     assert entries(store) == list(range(len(PARTS)))

@@ -21,7 +21,7 @@ from mixednuts_dist.storage.tables import encode_table, read_columns, read_foote
 from tests.helpers.fault_proxy import CorruptingProxy, FaultProxy
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import Finished
-from tests.helpers.stored_rows import columns, receipt
+from tests.helpers.stored_rows import columns, summary
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_readers_transfer_only_the_columns_and_row_groups_they_need(
     images = {part: torch.rand(len(part), 3, 64, 64) for part in parts}
     for part in parts:
         table = {**columns(part), "images": images[part]}
-        store.write(f"attack/f0/{part.file_name}", encode_table(table, "f0", receipt(part)))
+        store.write(f"attack/f0/{part.file_name}", encode_table(table, "f0", summary(part)))
     travelled = 0
     cat_file = s3fs.S3FileSystem.cat_file
 
@@ -73,7 +73,7 @@ def test_readers_transfer_only_the_columns_and_row_groups_they_need(
     monkeypatch.setattr(s3fs.S3FileSystem, "cat_file", counted)
     footer = read_footer(store, f"attack/f0/{parts[1].file_name}")
     assert footer is not None
-    assert footer.receipt == receipt(parts[1])
+    assert footer.summary == summary(parts[1])
     assert travelled <= 2**16
     found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"])
     assert torch.equal(found["margin"], torch.cat([columns(part)["margin"] for part in parts]))
@@ -146,7 +146,7 @@ def test_a_killed_server_is_waited_for(store: Store, object_store: ObjectStore) 
 def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
     store = Store(object_store.uri("patience"), patience_seconds=1)
     part = split_images(3, 3)[0]
-    store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+    store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", summary(part)))
     object_store.kill()
     try:
         with pytest.raises(StoreError, match=r"s3://bucket/patience/file: no answer .*the same command resumes"):

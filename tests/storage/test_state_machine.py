@@ -21,7 +21,7 @@ from mixednuts_dist.storage.index import IndexWriter, finished_files, set_damage
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns
-from tests.helpers.stored_rows import columns, receipt
+from tests.helpers.stored_rows import columns, summary
 
 PARTS = split_images(8, 4)
 CONTENT_HASH, STAGE = "f0", "attack"
@@ -31,7 +31,7 @@ CONTENT: dict[Partition, bytes] = {}
 
 def content_of(piece: Partition) -> bytes:
     if piece not in CONTENT:
-        CONTENT[piece] = encode_table(columns(piece), CONTENT_HASH, receipt(piece))
+        CONTENT[piece] = encode_table(columns(piece), CONTENT_HASH, summary(piece))
     return CONTENT[piece]
 
 
@@ -59,7 +59,7 @@ class Driver:
         for part in todo:
             content = content_of(part)
             there = create_whole(self.store, f"{FOLDER}/{part.file_name}", content, CONTENT_HASH)
-            writer.add(there or with_checksum(receipt(part), content))
+            writer.add(there or with_checksum(summary(part), content))
             yield
         writer.flush()
         yield

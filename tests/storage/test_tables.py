@@ -13,16 +13,16 @@ from mixednuts_dist.storage import tables
 from mixednuts_dist.storage.damage import set_aside_if_damaged
 from mixednuts_dist.storage.index import IndexWriter, finished_files
 from mixednuts_dist.storage.partitions import Partition, split_images
-from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows, stream_columns
-from tests.helpers.stored_rows import columns, quarantined, receipt
+from tests.helpers.stored_rows import columns, quarantined, summary
 
 
 def written(place: Path | str, content_hash: str = "f0") -> tuple[Store, list[Partition]]:
     store, parts = Store(str(place)), split_images(7, 3)
     for part in parts:
-        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), content_hash, receipt(part)))
+        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), content_hash, summary(part)))
     return store, parts
 
 
@@ -67,11 +67,11 @@ def test_a_stage_folder_is_a_parquet_dataset_for_other_tools(
     assert table["logits"].type.list_size == 10
 
 
-def test_the_footer_carries_the_receipt(tmp_path: Path) -> None:
+def test_the_footer_carries_the_summary(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     footer = read_footer(store, f"attack/f0/{parts[1].file_name}")
     assert footer is not None
-    assert (footer.content_hash, footer.receipt) == ("f0", receipt(parts[1]))
+    assert (footer.content_hash, footer.summary) == ("f0", summary(parts[1]))
 
 
 def test_rows_of_another_run_are_refused_with_both_content_hashes(tmp_path: Path) -> None:
@@ -125,21 +125,21 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             assert aside, position
             store.delete(aside)
             continue
-        assert (footer.content_hash, footer.receipt) == ("f0", receipt(part)), position
+        assert (footer.content_hash, footer.summary) == ("f0", summary(part)), position
         assert all(torch.equal(found[name], values) for name, values in expected.items()), position
     assert noticed > len(whole) / 3
 
 
-def test_a_receipt_of_a_newer_release_is_understood(tmp_path: Path) -> None:
+def test_a_summary_of_a_newer_release_is_understood(tmp_path: Path) -> None:
     @dataclass(frozen=True)
-    class Newer(Receipt):
+    class Newer(PartitionSummary):
         more: str = "news"
 
     store, part = Store(str(tmp_path)), split_images(3, 3)[0]
-    store.write("attack/file", encode_table(columns(part), "f0", Newer(**asdict(receipt(part)))))
+    store.write("attack/file", encode_table(columns(part), "f0", Newer(**asdict(summary(part)))))
     footer = read_footer(store, "attack/file")
     assert footer is not None
-    assert footer.receipt == receipt(part)
+    assert footer.summary == summary(part)
 
 
 def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, m
     path = f"attack/f0/{part.file_name}"
     monkeypatch.setattr(tables, "SCHEMA_VERSION", 99)
     monkeypatch.setattr(tables, "asdict", lambda _: {"of": "the future"})
-    content = encode_table(columns(part), "f0", receipt(part))
+    content = encode_table(columns(part), "f0", summary(part))
     monkeypatch.undo()
     store.write(path, content)
     for read in (
@@ -166,7 +166,7 @@ def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, m
 def test_a_stream_gives_one_partition_after_the_other(tmp_path: Path) -> None:
     store, parts = Store(str(tmp_path)), split_images(100, 3)
     for part in parts:
-        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", summary(part)))
     streamed = list(stream_columns(store, "attack", parts, "f0", ["sample_id", "logits"]))
     assert [len(piece["sample_id"]) for piece in streamed] == [len(part) for part in parts]
     whole = read_columns(store, "attack", parts, "f0", ["logits"])["logits"]
@@ -189,7 +189,7 @@ def test_rows_of_another_partition_are_refused(tmp_path: Path) -> None:
 
 def test_a_few_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
     store, part = Store(str(tmp_path)), Partition(0, 100, 150)
-    store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+    store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", summary(part)))
     for name in ("x_adv", "margin"):
         found = read_rows(store, "attack", part, "f0", name, [149, 100, 116])
         assert torch.equal(found, columns(part)[name][[49, 0, 16]])

@@ -14,13 +14,13 @@ from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.stored_rows import columns, quarantined, receipt
+from tests.helpers.stored_rows import columns, quarantined, summary
 
 PARTS = split_images(12, 3)
 
 
 def content_of(part: Partition) -> bytes:
-    return encode_table(columns(part), "f0", receipt(part))
+    return encode_table(columns(part), "f0", summary(part))
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -47,7 +47,7 @@ def drive(uri: str, seed: int) -> list[str]:
     for part in todo:
         pause()
         there = create_whole(store, f"attack/f0/{part.file_name}", content_of(part), "f0")
-        writer.add(there or receipt(part))
+        writer.add(there or summary(part))
     writer.flush()
     return aside
 
@@ -75,7 +75,7 @@ def test_a_file_that_came_since_the_listing_stays_and_counts(uri: str) -> None:
     assert create_whole(Store(uri), f"attack/f0/{missing.file_name}", content_of(missing), "f0") is None
     assert set_damaged_aside(second, "attack/f0", PARTS) == []
     there = create_whole(second, f"attack/f0/{missing.file_name}", b"another's", "f0")
-    assert there == receipt(missing)
+    assert there == summary(missing)
     assert second.read(f"attack/f0/{missing.file_name}") == content_of(missing)
 
 
