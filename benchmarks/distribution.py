@@ -90,8 +90,8 @@ def driver(n_partitions: int = 100_000, n_workers: int = 1000, seconds: float = 
         "partitions": n_done,
         "workers": n_workers,
         "wall_seconds": wall,
-        "pieces_a_second": n_done / wall,
-        "driver_cpu_ms_a_piece": 1000 * (_cpu_seconds() - cpu) / n_done,
+        "partitions_per_second": n_done / wall,
+        "driver_cpu_ms_a_partition": 1000 * (_cpu_seconds() - cpu) / n_done,
         "memory_mib_at_a_tenth": memory[0],
         "memory_mib_at_the_end": memory[-1],
     }
@@ -121,12 +121,12 @@ def occupancy(
     and verifications, which are not passes of the attacks.
     """
     dataset, rob = open_dataset("digits"), load_classifier("demo:rob", "rob")
-    pieces = split_images(n_images, partition_size)
+    partitions = split_images(n_images, partition_size)
     like, _ = dataset.read(0, rows)
 
-    def group(piece: Partition) -> Group:
-        x, y = dataset.read(piece.start, piece.stop)
-        return Group(x, y, range(piece.start, piece.stop))
+    def group(partition: Partition) -> Group:
+        x, y = dataset.read(partition.start, partition.stop)
+        return Group(x, y, range(partition.start, partition.stop))
 
     def share(n_prefetched: int) -> float:
         n_passed = 0
@@ -141,7 +141,9 @@ def occupancy(
             counted, like, threat=_THREAT, attacks=STANDARD_ATTACKS, budget=budget, shape=BatchShape(rows, fixed=True)
         )
         stream = Stream(engine, group)
-        ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_prefetched]) for i, piece in enumerate(pieces))
+        ended = (
+            stream.finish(partition, partitions[i + 1 : i + 1 + n_prefetched]) for i, partition in enumerate(partitions)
+        )
         n_forward = sum(finished.n_forward for finished in ended)
         return n_forward / n_passed
 

@@ -75,15 +75,16 @@ class Sleeper:
         return "cpu"
 
     async def process(
-        self, piece: Partition, task: Task, _prefetched: tuple[Partition, ...], _measured: None
+        self, partition: Partition, task: Task, _prefetched: tuple[Partition, ...], _measured: None
     ) -> dict[Partition, PartitionSummary]:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
         summary = PartitionSummary(
-            stage=task.stage, partition=piece.index, start=piece.start, stop=piece.stop, clean_correct=0, robust=0,
-            seconds=time.perf_counter() - started, n_forward=len(piece), n_backward=0, node="", finished=time.time(),
+            stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
+            clean_correct=0, robust=0, seconds=time.perf_counter() - started, n_forward=len(partition), n_backward=0,
+            node="", finished=time.time(),
         )  # fmt: skip
-        return {piece: summary}
+        return {partition: summary}
 
 
 class SleepingExecutor(RayExecutor):

@@ -54,9 +54,9 @@ class Corruptions(Stage):
     keys: CorruptionsKeys
     of_mixture = True
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         """Return one (B, S, M) column per corruption and a (B, M) column for the clean images."""
-        x, y = worker.images(piece)
+        x, y = worker.images(partition)
         models = {**worker.networks, worker.model_name: worker.model}
 
         def right(images: torch.Tensor) -> torch.Tensor:
@@ -65,9 +65,9 @@ class Corruptions(Stage):
 
         columns = {"clean": right(x)}
         for name in self.keys.names:
-            copies_SBHWC = corrupted_images(self.keys.folder, name)[:, piece.start : piece.stop]
+            copies_SBHWC = corrupted_images(self.keys.folder, name)[:, partition.start : partition.stop]
             if copies_SBHWC.shape[1] != len(x):
-                raise DatasetError(f"{self.keys.folder}/{name}.npy has too few images for {piece}")
+                raise DatasetError(f"{self.keys.folder}/{name}.npy has too few images for {partition}")
             copies = [_tensor(images).to(x.device) for images in copies_SBHWC]
             columns[name] = torch.stack([right(images) for images in copies], dim=1)
         robust_B = torch.stack([columns[name][..., -1].all(dim=1) for name in self.keys.names]).all(dim=0)

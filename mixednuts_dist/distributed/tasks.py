@@ -30,6 +30,6 @@ class Task:
         """Write a file in the task's own format and return its summary; by default the worker writes rows."""
         return None
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         """Return a partition's columns, except for `sample_id` and `label`, and its counts (`worker.counts`)."""
         raise NotImplementedError(f"{type(self).__name__} does not define what it computes")

@@ -76,16 +76,16 @@ class Workbench:
         """Return the robust classifier."""
         return self.networks["rob"]
 
-    def images(self, piece: Partition) -> tuple[Tensor, Tensor]:
+    def images(self, partition: Partition) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) in [0, 1] and labels (B,), on the device."""
-        if piece not in self._read:
-            x, y = self._dataset.read(piece.start, piece.stop)
-            self._read[piece] = x.to(self.device), y.to(self.device)
-        return self._read[piece]
+        if partition not in self._read:
+            x, y = self._dataset.read(partition.start, partition.stop)
+            self._read[partition] = x.to(self.device), y.to(self.device)
+        return self._read[partition]
 
-    def stored(self, piece: Partition, stage: str, content_hash: str, column: str) -> Tensor:
+    def stored(self, partition: Partition, stage: str, content_hash: str, column: str) -> Tensor:
         """Return a column of another stage's file, on the device; errors as in `read_columns`."""
-        return read_columns(self.store, stage, [piece], content_hash, [column])[column].to(self.device)
+        return read_columns(self.store, stage, [partition], content_hash, [column])[column].to(self.device)
 
     @property
     def model(self) -> nn.Module:
@@ -126,7 +126,7 @@ class Workbench:
 
     def attacked(
         self,
-        piece: Partition,
+        partition: Partition,
         make: Callable[[], Scheduler],
         *,
         name: str = "model",
@@ -141,23 +141,23 @@ class Workbench:
         """
         if name not in self._streams:
             self._streams[name] = Stream(make(), group or self.group)
-        return self._streams[name].finish(piece, self._prefetched)
+        return self._streams[name].finish(partition, self._prefetched)
 
-    def group(self, piece: Partition) -> Group:
+    def group(self, partition: Partition) -> Group:
         """Return a partition's images in the form that an engine accepts."""
-        x, y = self.images(piece)
-        return Group(x, y, range(piece.start, piece.stop))
+        x, y = self.images(partition)
+        return Group(x, y, range(partition.start, partition.stop))
 
     # --- for the worker -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def at(
-        self, piece: Partition, rows: str, mixture: Mixture | None = None, prefetched: Sequence[Partition] = ()
+        self, partition: Partition, rows: str, mixture: Mixture | None = None, prefetched: Sequence[Partition] = ()
     ) -> Iterator[None]:
         """Compute a partition for the folder `rows` in the block; engines also take images of prefetched partitions."""
         if rows != self._rows:
             self._streams, self._model, self._mixture, self._rows = {}, None, mixture, rows
-        self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
+        self._read = {each: images for each, images in self._read.items() if each in (partition, *prefetched)}
         self._prefetched = prefetched
         try:
             yield

@@ -245,7 +245,7 @@ def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
 # --- maps ------------------------------------------------------------------------------------------------------------
 
 
-def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Figure:
+def maps(cells: Sequence[Row], *, meaning: str, maximized: bool) -> Figure:
     """Draw the objective over s (across) and c (up), one map per p, on one color scale; darker is better.
 
     Args:
@@ -254,7 +254,7 @@ def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Figure:
     """
     found = [row["objective"] for row in cells if row["objective"] is not None]
     ends = [min(found, default=0.0), max(found, default=1.0)]
-    scale = {"scheme": "viridis", "reverse": maximised, "domain": ends, "nice": False}
+    scale = {"scheme": "viridis", "reverse": maximized, "domain": ends, "nice": False}
     legend = {"title": [meaning, "(darker is better)"], "gradientLength": 170, "titleLimit": 0, "format": ".3~g"}
     color: Row = {"field": "objective", "type": "quantitative", "scale": scale}
     return Figure(

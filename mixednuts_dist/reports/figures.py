@@ -145,7 +145,7 @@ def sensitivity(results: RunResults) -> Figure | None:
     meaning = f"{criterion.meaning} (%)"
     found = [float(row["objective"]) for row in rows if row["objective"] is not None]
     span = f"between {min(found):.1f}% and {max(found):.1f}%" if found else "nowhere defined"
-    return maps(rows, meaning=meaning, maximised=criterion.maximised).described(
+    return maps(rows, meaning=meaning, maximized=criterion.maximized).described(
         f"Maps of the objective, {meaning}, over scale s and bias c, one per power p, at beta {chosen.beta:g}. Over "
         f"{len(rows)} candidates, {len(found)} of which can be used, it lies {span}. Selected: s {chosen.scale:.4g}, "
         f"p {chosen.power:.4g}, c {chosen.bias:.4g}."

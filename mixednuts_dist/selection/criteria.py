@@ -118,7 +118,7 @@ class Criterion(ABC):
     """
 
     name: ClassVar[str]
-    maximised: ClassVar[bool]  # whether the objective is maximized
+    maximized: ClassVar[bool]  # whether the objective is maximized
     meaning: ClassVar[str] = "objective"  # the label of the objective's axis, a share of images
     # True: `score` takes the best threshold among those that keep at least a share beta. False: it takes the one that
     # keeps just beta. Refinement rounds need True.
@@ -180,7 +180,7 @@ class PaperCriterion(Criterion):
     clean: Images
     clamp: Clamp
     name: ClassVar[str] = "paper"
-    maximised: ClassVar[bool] = False
+    maximized: ClassVar[bool] = False
     meaning: ClassVar[str] = "clean and wrong images above the margin threshold"
 
     @classmethod
@@ -283,7 +283,7 @@ class ExactCriterion(Criterion):
     std_pred_N: Tensor
     std_logits_N: Tensor  # the LayerNormed clean logits of `rob` at the classes of `std`
     name: ClassVar[str] = "exact"
-    maximised: ClassVar[bool] = True
+    maximized: ClassVar[bool] = True
     meaning: ClassVar[str] = "clean accuracy of the mixed classifier"
     inequality: ClassVar[bool] = True
     compared_with: ClassVar[str | None] = "paper"

@@ -39,7 +39,7 @@ class Selection:
 
     criterion: str
     grid: Grid
-    maximised: bool  # whether the objective is maximized
+    maximized: bool  # whether the objective is maximized
     inequality: bool  # whether the criterion takes the best threshold that keeps at least beta
     objectives: Tensor  # float64; NaN if infeasible, and if undeployable unless the criterion is the paper's
     log_one_minus_cutoffs: Tensor  # float64, log(1 - margin threshold)
@@ -103,7 +103,7 @@ class Selection:
         return cls(
             criterion.name,
             grid,
-            criterion.maximised,
+            criterion.maximized,
             criterion.inequality,
             objectives=(scores.counts.double() / max(1, len(criterion.clean))).masked_fill(hidden, math.nan),
             log_one_minus_cutoffs=scores.log_cutoffs,
@@ -121,7 +121,7 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
     if not bool(left.any()):
         return None
     log_cutoffs, counts, kept = (values[beta] for values in scores)
-    left = left & (counts == (counts[left].max() if criterion.maximised else counts[left].min()))
+    left = left & (counts == (counts[left].max() if criterion.maximized else counts[left].min()))
     if criterion.inequality:
         left &= kept == kept[left].max()
     left &= log_cutoffs == log_cutoffs[left].min()
@@ -197,7 +197,7 @@ class Exploration:
         return remarks(self.parts, [self.choice(beta) for beta in betas], betas)
 
     def _rank(self, choice: Choice) -> tuple[float, ...]:
-        count = -choice.objective_count if self.parts[0].maximised else choice.objective_count
+        count = -choice.objective_count if self.parts[0].maximized else choice.objective_count
         kept = -choice.kept_predicted if self.parts[0].inequality else 0
         preferred = [part.grid.pair for part in self.parts].index((choice.clamp, choice.ln_k))
         return count, kept, preferred, choice.log_one_minus_cutoff, choice.power, choice.scale, abs(choice.bias)

@@ -68,9 +68,9 @@ class AttackTask(Task):
     method: str = "apgd"  # or "square", which needs no gradient
     logit_map: LogitMap | None = None  # applied to the logits of `rob` under attack; LayerNorm by default
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
-        x, y = worker.images(piece)
-        found = self._minimum_margins(worker, piece)
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
+        x, y = worker.images(partition)
+        found = self._minimum_margins(worker, partition)
         rob_clean = worker.logits(worker.rob, x)
         columns: Columns = {
             "rob_clean": rob_clean,
@@ -87,7 +87,7 @@ class AttackTask(Task):
                 attacked = there.where((std_clean.argmax(dim=1) == y)[:, None], std_clean)
                 broken, n_forward, n_backward = attacked.argmax(dim=1) != y, 2 * len(y), 0
             else:
-                std = self._attacked(worker, piece, "std", worker.std, STD_ATTACKS, copies=worker.copies)
+                std = self._attacked(worker, partition, "std", worker.std, STD_ATTACKS, copies=worker.copies)
                 attacked, broken, n_forward, n_backward = std.logits, std.broken, std.n_forward, std.n_backward
             columns |= {"std_clean": std_clean, "std_attacked": attacked, "std_broken": broken}
             columns["std_at_rob_attacked"] = there
@@ -95,7 +95,7 @@ class AttackTask(Task):
             counts["n_backward"] += n_backward
         return columns, counts
 
-    def _minimum_margins(self, worker: Workbench, piece: Partition) -> AttackResult:
+    def _minimum_margins(self, worker: Workbench, partition: Partition) -> AttackResult:
         from torch import nn
 
         from ..attacks.minimum_margin import MMAA, margin_plan
@@ -104,20 +104,26 @@ class AttackTask(Task):
         rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
         options = {"stop_when_broken": self.stop_when_broken}
         if self.method == "square":
-            return self._attacked(worker, piece, "rob", rob, ("square-margin",), copies=None, **options)
-        return self._attacked(worker, piece, "rob", rob, MMAA, copies=worker.copies, planner=margin_plan, **options)
+            return self._attacked(worker, partition, "rob", rob, ("square-margin",), copies=None, **options)
+        return self._attacked(worker, partition, "rob", rob, MMAA, copies=worker.copies, planner=margin_plan, **options)
 
     def _attacked(
-        self, worker: Workbench, piece: Partition, name: str, model: nn.Module, attacks: Sequence[str], **options: Any
+        self,
+        worker: Workbench,
+        partition: Partition,
+        name: str,
+        model: nn.Module,
+        attacks: Sequence[str],
+        **options: Any,
     ) -> AttackResult:
         from ..attacks.adaptive import ensemble_engine
 
-        x, _ = worker.images(piece)
+        x, _ = worker.images(partition)
         make = partial(
             ensemble_engine, model, x, threat=worker.spec.threat, attacks=attacks, seed=worker.spec.seed,
             budget=self.budget, shape=worker.shape(x), **options,
         )  # fmt: skip
-        return worker.attacked(piece, make, name=name)
+        return worker.attacked(partition, make, name=name)
 
 
 def attack_task(opened: Run) -> AttackTask:

@@ -101,15 +101,15 @@ class Certify(Stage):
     Keys = CertifyKeys
     keys: CertifyKeys
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         from ..certification.answers import ROB_ALONE, SmoothedAnswers
         from ..certification.smoothing import smoothed_votes
 
-        x, y = worker.images(piece)
+        x, y = worker.images(partition)
         plan, n_classes = self.keys.plan(), worker.logits(worker.rob, x[:1]).shape[1]
         votes = smoothed_votes(
             lambda x_BCHW: worker.logits(worker.rob, x_BCHW), x, y, plan, n_classes=n_classes,
-            sample_ids=range(piece.start, piece.start + len(x)), seed=worker.spec.seed, rows=worker.shape(x).rows,
+            sample_ids=range(partition.start, partition.stop), seed=worker.spec.seed, rows=worker.shape(x).rows,
         )  # fmt: skip
         columns = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK, "n_drawn": votes.n_drawn_B}
         robust_B = SmoothedAnswers(plan, y.cpu(), None, *columns.values()).certified(ROB_ALONE, self.radii[0])

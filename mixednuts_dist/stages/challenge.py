@@ -38,10 +38,10 @@ class RoundTask(Task):
     points: tuple[StoredPoints, ...]  # the first source is the attack stage, whose rows also hold `rob_broken`
     sample: Sample | None = None  # the images that the search reads; None for all images
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
-        x, y = worker.images(piece)
-        kept = self._kept_by_rob(worker, piece)
-        points, columns, robust = read_points(worker, piece, self.points), dict[str, Tensor](), kept
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
+        x, y = worker.images(partition)
+        kept = self._kept_by_rob(worker, partition)
+        points, columns, robust = read_points(worker, partition, self.points), dict[str, Tensor](), kept
         rob_at = [worker.logits(worker.rob, x_adv) for x_adv in points]
         n_forward = n_backward = 0
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
@@ -55,7 +55,7 @@ class RoundTask(Task):
                 outcome = autoattack(
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
                     eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
-                    batch_size=worker.shape(x), sample_ids=[piece.start + i for i in tried.tolist()],
+                    batch_size=worker.shape(x), sample_ids=[partition.start + i for i in tried.tolist()],
                     copies=worker.copies,
                     # The next choices have other thresholds, so the attack goes on to the smallest margin.
                     stop_when_broken=False,
@@ -77,13 +77,13 @@ class RoundTask(Task):
         clean = worker.logits(worker.mixed(self.mixtures[0]), x)
         return columns, worker.counts("mixed", clean, y, robust, n_forward, n_backward)
 
-    def _kept_by_rob(self, worker: Workbench, piece: Partition) -> Tensor:
+    def _kept_by_rob(self, worker: Workbench, partition: Partition) -> Tensor:
         """Return on which images that the search reads the robust classifier remains robust, (B,) bool."""
         first = self.points[0]
-        kept = ~worker.stored(piece, first.stage, first.content_hash, "rob_broken")
+        kept = ~worker.stored(partition, first.stage, first.content_hash, "rob_broken")
         if self.sample is not None:
             drawn = torch.zeros_like(kept)
-            drawn[self.sample.rows_of(piece).to(kept.device)] = True
+            drawn[self.sample.rows_of(partition).to(kept.device)] = True
             kept &= drawn
         return kept
 

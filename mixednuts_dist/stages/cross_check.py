@@ -36,15 +36,15 @@ class CheckTask(Task):
     budget: AttackBudget
     chosen: frozenset[int] = frozenset()  # sample ids
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         import torch
 
         from ..attacks.published import pyautoattack_images
         from ..mixing.classifier import MixedClassifier
 
-        x, y = worker.images(piece)
+        x, y = worker.images(partition)
         model, name = worker.model, worker.model_name
-        tried = torch.tensor([i in self.chosen for i in range(piece.start, piece.stop)], device=x.device)
+        tried = torch.tensor([i in self.chosen for i in range(partition.start, partition.stop)], device=x.device)
         rows, x_adv, n_forward, n_backward = tried.nonzero().squeeze(1), x.clone(), 0, 0
         if len(rows):
             attacked = model.as_bypass() if isinstance(model, MixedClassifier) else model

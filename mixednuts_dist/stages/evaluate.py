@@ -104,20 +104,20 @@ class EvaluateTask(Task):
     points: tuple[StoredPoints, ...] = ()  # stored adversarial examples, tried before any attack
     given: str | None = None  # a file of submitted adversarial examples, tried likewise
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
 
-        x, y = worker.images(piece)
+        x, y = worker.images(partition)
         model, name = worker.model, worker.model_name
 
-        def with_points(piece: Partition) -> Group:
-            group, points = worker.group(piece), read_points(worker, piece, self.points)
+        def with_points(partition: Partition) -> Group:
+            group, points = worker.group(partition), read_points(worker, partition, self.points)
             if self.given is not None:
-                points.append(held_points(worker, piece, self.given).tried)
+                points.append(held_points(worker, partition, self.given).tried)
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
-        outcome = worker.attacked(piece, self.engine(worker, x, self.attacks), group=with_points)
+        outcome = worker.attacked(partition, self.engine(worker, x, self.attacks), group=with_points)
         clean = worker.logits(model, x)
         attacked = AttackedModel.of(model, mode=self.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))

@@ -62,12 +62,13 @@ class Individual(Stage):
 class IndividualTask(EvaluateTask):
     """Runs each attack of an evaluation from the clean images."""
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         import torch
 
-        x, y = worker.images(piece)
+        x, y = worker.images(partition)
         outcomes = {
-            attack: worker.attacked(piece, self.engine(worker, x, (attack,)), name=attack) for attack in self.attacks
+            attack: worker.attacked(partition, self.engine(worker, x, (attack,)), name=attack)
+            for attack in self.attacks
         }
         columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
         columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)

@@ -48,13 +48,13 @@ class JudgePoints(Stage):
     keys: JudgeKeys
     of_mixture = True
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         import torch
 
         from ..attacks.verification import Verifier
 
-        x, y = worker.images(piece)
-        held = held_points(worker, piece, self.keys.points)
+        x, y = worker.images(partition)
+        held = held_points(worker, partition, self.keys.points)
         counts = held.counts.cpu()
         models = {**worker.networks, worker.model_name: worker.model}
         verifiers = [Verifier(model, worker.shape(x)) for model in models.values()]

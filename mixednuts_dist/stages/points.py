@@ -65,27 +65,27 @@ def moved_by(bits_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
     return (x_BCHW.view(torch.int32) + bits_BCHW).view(torch.float32)
 
 
-def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoints]) -> list[Tensor]:
+def read_points(worker: Workbench, partition: Partition, points: Sequence[StoredPoints]) -> list[Tensor]:
     """Return (B, C, H, W) for each column; a row without an example is the clean image."""
-    x, _ = worker.images(piece)
+    x, _ = worker.images(partition)
     found = []
     for source in points:
-        if source.n_images is not None and piece.start >= source.n_images:
+        if source.n_images is not None and partition.start >= source.n_images:
             found.append(x)
             continue
         for column in source.columns:
-            stored = worker.stored(piece, source.stage, source.content_hash, column)
+            stored = worker.stored(partition, source.stage, source.content_hash, column)
             found.append(stored if stored.is_floating_point() else moved_by(stored, x))
     return found
 
 
-def held_points(worker: Workbench, piece: Partition, path: str) -> HeldPoints:
+def held_points(worker: Workbench, partition: Partition, path: str) -> HeldPoints:
     """Return the examples for the images of a partition from a submitted file, compared with the threat model."""
     from ..images.points import read_points_file
 
-    x, _ = worker.images(piece)
+    x, _ = worker.images(partition)
     given = read_points_file(travelled(worker.spec.working_folder)(path))
-    return given.held_against(range(piece.start, piece.stop), x, worker.spec.threat)
+    return given.held_against(range(partition.start, partition.stop), x, worker.spec.threat)
 
 
 def hardest_points(worker: Workbench, model: nn.Module, x: Tensor, y: Tensor, points: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ defines
 
 - `Keys`: its section of the configuration, under the stage's name; a run has the stage only if that key is given;
 - `needs` and `of_mixture`: the stages that have to be complete before it;
-- `compute(worker, piece)`: the rows of one partition, and `columns`, the names of these rows' columns;
+- `compute(worker, partition)`: the rows of one partition, and `columns`, the names of these rows' columns;
 - `passes`, for `estimate`, and `words`, for the report's table.
 
 `mixednuts run CONFIG` then runs the stage, `--only NAME` runs it alone, and `status`, `estimate` and the report show
@@ -64,7 +64,7 @@ class Stage:
         """Return whether the run has the stage, given that the configuration has its key."""
         return True
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         """Return the rows of a partition without `sample_id` and `label`, and its counts (`worker.counts`)."""
         raise NotImplementedError(f"stage {self.name!r} does not define what it computes")
 
@@ -201,8 +201,8 @@ class Certified:
 class _StageTask(Task):
     of: Stage
 
-    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Counts]:
-        columns, counts = self.of.compute(worker, piece)
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
+        columns, counts = self.of.compute(worker, partition)
         if self.of.columns and columns.keys() != self.of.columns.keys():
             raise InvalidInputError(
                 f"stage {self.of.name!r} returned the columns {', '.join(columns)}; its `columns` lists "

@@ -215,7 +215,7 @@ def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float
             for k, c in enumerate(grid.biases)
         ],
         meaning="clean and wrong images above the threshold (%)",
-        maximised=False,
+        maximized=False,
     )  # fmt: skip
 
 

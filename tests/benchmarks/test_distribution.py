@@ -31,7 +31,7 @@ def test_the_simulation_agrees_with_pencil_and_paper() -> None:
     assert simulate([1.0] * 40, [1.0, 2.5], partition_size=10).makespan == pytest.approx(12.24)
 
 
-def test_prefetched_pieces_take_free_slots() -> None:
+def test_prefetched_partitions_take_free_slots() -> None:
     found = distribution.occupancy(96, 16, 16, AttackBudget(n_iter=4, n_target_classes=2, n_queries=20))
     assert 0 < found["alone"] < found["2 prefetched"] < 1
 

@@ -43,7 +43,7 @@ def test_run_on_ray_equals_the_debug_run(tiny_run: Finished, tiny: Callable[...,
     assert {index for stage, index in watcher.computed if stage == "attack"} == {0, 1, 2}
 
 
-def test_what_a_piece_raises_in_this_thread_surfaces_as_it_is(
+def test_what_a_partition_raises_in_this_thread_surfaces_as_it_is(
     tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(*_: Any) -> None:

@@ -73,9 +73,9 @@ def test_a_stopped_job_goes_on_as_another_one(cluster: Head, tmp_path: Path) -> 
         for line in path.read_text().splitlines()
         if line.startswith("{")
     ]
-    pieces = [line for line in logs if line.get("run") == run_id and "partition" in line]
-    assert {line["partition"] for line in pieces} == set(range(N_IMAGES))
-    assert all(line["node"] and line["seconds"] > 0 for line in pieces)
+    partitions = [line for line in logs if line.get("run") == run_id and "partition" in line]
+    assert {line["partition"] for line in partitions} == set(range(N_IMAGES))
+    assert all(line["node"] and line["seconds"] > 0 for line in partitions)
 
 
 def test_a_job_that_fails_says_so(cluster: Head, tmp_path: Path) -> None:

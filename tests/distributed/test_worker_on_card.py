@@ -16,15 +16,15 @@ from mixednuts_dist.storage.tables import read_attack_records
 from tests.helpers.simulated_card import SimulatedCard
 from tests.helpers.worker_specs import spec_of
 
-PIECE = Partition(0, 30, 54)
+PARTITION = Partition(0, 30, 54)
 
 
 def attacked(folder: Path, n_gpus: float) -> tuple[PartitionSummary, AttackRecords]:
     worker = AttackWorker(spec_of(folder, batch_size=32, precision="fp32"), n_gpus)
     worker.ready()
     task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=4, n_target_classes=2))
-    summary = {**worker.process(PIECE, task), **worker.flush()}[PIECE]
-    return summary, read_attack_records(Store(str(folder)), [PIECE], "f0")
+    summary = {**worker.process(PARTITION, task), **worker.flush()}[PARTITION]
+    return summary, read_attack_records(Store(str(folder)), [PARTITION], "f0")
 
 
 def test_partition_on_a_gpu_equals_the_cpu(tmp_path: Path) -> None:

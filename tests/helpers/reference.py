@@ -168,8 +168,8 @@ def mixed_class(probs: Row, std: int, cutoff: Any) -> int:
     return top([alpha * p + (1 - alpha) * (j == std) for j, p in enumerate(probs)])
 
 
-def chosen(answers: list[Answer], grid: Grid, *, maximised: bool) -> tuple[float, float, float] | None:
-    sign = -1 if maximised else 1
+def chosen(answers: list[Answer], grid: Grid, *, maximized: bool) -> tuple[float, float, float] | None:
+    sign = -1 if maximized else 1
     ranked = [
         ((sign * answer.objective, -answer.kept, answer.log_cutoff, power, scale, abs(bias)), (scale, power, bias))
         for answer, (scale, power, bias) in zip(answers, grid.candidates(), strict=True)

@@ -36,7 +36,7 @@ def assert_same(selection: Selection, answers: list[list[Answer]], grid: Grid) -
         assert [o for o, show in zip(objectives, shown, strict=True) if show] == [
             answer.objective for answer, show in zip(answers[i], shown, strict=True) if show
         ]
-        best = reference.chosen(answers[i], grid, maximised=selection.criterion == "exact")
+        best = reference.chosen(answers[i], grid, maximized=selection.criterion == "exact")
         if best is None:
             with pytest.raises(InvalidInputError, match="none of"):
                 selection.for_beta(beta)

@@ -58,7 +58,7 @@ class Worker:
     def images(self, _: Partition) -> tuple[Tensor, Tensor]:
         return self._images
 
-    def stored(self, _piece: Partition, _stage: str, _content_hash: str, column: str) -> Tensor:
+    def stored(self, _partition: Partition, _stage: str, _content_hash: str, column: str) -> Tensor:
         return self._columns[column]
 
     def logits(self, model: Any, x: Tensor) -> Tensor:

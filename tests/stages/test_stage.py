@@ -38,10 +38,10 @@ import os, signal
 whole = Flip.compute
 
 
-def compute(self, worker, piece):
-    if piece.index == 1 and os.path.exists("die"):
+def compute(self, worker, partition):
+    if partition.index == 1 and os.path.exists("die"):
         os.kill(os.getpid(), signal.SIGKILL)
-    return whole(self, worker, piece)
+    return whole(self, worker, partition)
 
 
 Flip.compute = compute

@@ -29,10 +29,10 @@ FOLDER = "attack/f0"
 CONTENT: dict[Partition, bytes] = {}
 
 
-def content_of(piece: Partition) -> bytes:
-    if piece not in CONTENT:
-        CONTENT[piece] = encode_table(columns(piece), CONTENT_HASH, summary(piece))
-    return CONTENT[piece]
+def content_of(partition: Partition) -> bytes:
+    if partition not in CONTENT:
+        CONTENT[partition] = encode_table(columns(partition), CONTENT_HASH, summary(partition))
+    return CONTENT[partition]
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Run(RuleBasedStateMachine):
             assert path.read_bytes() in self.damaged, path
 
     @invariant()
-    def each_finished_piece_is_whole(self) -> None:
+    def each_finished_partition_is_whole(self) -> None:
         whole = {content_of(part) for part in PARTS}
         for part in PARTS:
             path = self.folder / FOLDER / part.file_name

@@ -168,9 +168,9 @@ def test_a_stream_gives_one_partition_after_the_other(tmp_path: Path) -> None:
     for part in parts:
         store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", summary(part)))
     streamed = list(stream_columns(store, "attack", parts, "f0", ["sample_id", "logits"]))
-    assert [len(piece["sample_id"]) for piece in streamed] == [len(part) for part in parts]
+    assert [len(partition["sample_id"]) for partition in streamed] == [len(part) for part in parts]
     whole = read_columns(store, "attack", parts, "f0", ["logits"])["logits"]
-    assert torch.equal(torch.cat([piece["logits"] for piece in streamed]), whole)
+    assert torch.equal(torch.cat([partition["logits"] for partition in streamed]), whole)
 
 
 def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
