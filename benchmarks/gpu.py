@@ -31,7 +31,7 @@ STEPS: dict[str, Step] = {
     "float32 flags": checks.flags,
     "folding": checks.folding,
     "repeated bits": checks.repeated_bits,
-    "judge against float64": checks.judge,
+    "verification against float64": checks.verification,
     "out of memory": checks.memory,
     "APGD against pyautoattack": lambda at: speed.against_pyautoattack(at, ("apgd-ce", "apgd-t")),
     "AutoAttack against pyautoattack": lambda at: speed.against_pyautoattack(at, STANDARD_ATTACKS),

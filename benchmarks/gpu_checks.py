@@ -128,7 +128,7 @@ def repeated_bits(at: Place) -> Found:
     return len(same) == len(precisions), f"passes repeat their bits in {', '.join(same) or 'no precision'}"
 
 
-def judge(at: Place) -> Found:
+def verification(at: Place) -> Found:
     model, x = at.attacked.network, at.attacked.x
     found = Verifier(model, BatchShape.of(at.rows, at.device)).logits(x).cpu()
     with torch.no_grad():

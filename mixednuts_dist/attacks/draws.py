@@ -28,7 +28,7 @@ from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 
-CLIMB, JUDGE, VERIFY = range(3)  # the purpose of a draw; no draw has two
+CLIMB, SCORE, VERIFY = range(3)  # the purpose of a draw; no draw has two
 N_VERIFICATION = 100  # draws per final image
 
 
@@ -66,7 +66,7 @@ class Draws:
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return log E p(class), (B, K)."""
-        return self.outputs(x_BCHW, JUDGE).model_logits.float()
+        return self.outputs(x_BCHW, SCORE).model_logits.float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
         """Return the draws whose losses an attack averages."""

@@ -33,8 +33,8 @@ def raised_flags(
         unconfirmed_B: as `AttackResult.unconfirmed`.
     """
     shape = BatchShape.of(batch_size, x_BCHW.device)
-    judge = Verifier(attacked.model, shape)
-    first_BK, again_BK = judge.logits(x_BCHW), judge.logits(x_BCHW)
+    verifier = Verifier(attacked.model, shape)
+    first_BK, again_BK = verifier.logits(x_BCHW), verifier.logits(x_BCHW)
     return {
         NO_GRADIENT: _without_gradient(attacked.model, x_BCHW, y_B, shape.float32),
         NO_SURROGATE_GRADIENT: _without_gradient(lambda x: attacked.fast.run(x).logits, x_BCHW, y_B, shape),

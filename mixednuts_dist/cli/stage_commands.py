@@ -64,7 +64,7 @@ def search(given: Invocation, **_: object) -> None:
 @run_command(
     "evaluate mine.yaml --local --set evaluate.preset=fast",
     "evaluate mine.yaml --adv-images x_adv.pt",
-    sets={"adv_images": "judge.points"},
+    sets={"adv_images": "adv_images.file"},
 )
 @click.option("--adv-images", metavar="FILE", help="Verify adversarial images from FILE instead.")
 def evaluate(given: Invocation, adv_images: str | None) -> None:
@@ -73,7 +73,7 @@ def evaluate(given: Invocation, adv_images: str | None) -> None:
     A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images the command counts which images
     of FILE (.pt, .npy, .npz, .parquet) the classifiers misclassify, verified in float32.
     """
-    _stage(given, "evaluate" if adv_images is None else "judge")
+    _stage(given, "evaluate" if adv_images is None else "adv_images")
 
 
 @run_command(

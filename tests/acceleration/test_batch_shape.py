@@ -153,9 +153,9 @@ def test_failed_allocations_halve_the_rows(error: RuntimeError) -> None:
             raise error
         return x.flatten(1)[:, :3]
 
-    judge = Verifier(short, BatchShape(32))
-    assert judge.logits(images(20, (1, 4, 4))).shape == (20, 3)
-    assert judge.passes.shape.rows == 8
+    verifier = Verifier(short, BatchShape(32))
+    assert verifier.logits(images(20, (1, 4, 4))).shape == (20, 3)
+    assert verifier.passes.shape.rows == 8
     with pytest.raises(RuntimeError, match="CUDNN_STATUS_BAD_PARAM"), as_out_of_memory():
         raise RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM")
 

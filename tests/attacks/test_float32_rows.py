@@ -76,7 +76,7 @@ def test_on_a_cpu_there_is_one_shape_and_on_a_card_two() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_a_simulated_card_the_judge_passes_its_own_rows(precision) -> None:
+def test_simulated_card_verifies_in_its_own_rows(precision) -> None:
     network, x = Counting(small_net(10, SHAPE, seed=0, sharpness=3)), images(40, SHAPE)
     with SimulatedCard():
         there = network.to("cuda")

@@ -265,7 +265,7 @@ def test_square_is_asked_after_the_white_box_attacks(bench: Bench) -> None:
     assert correct(table.row("r_d = 0")["robust"]) == int(robust.sum())
 
 
-def test_both_modes_judge_by_the_mixture(bench: Bench) -> None:
+def test_both_modes_verify_by_the_mixture(bench: Bench) -> None:
     table = outcome(bench, "bypass").table
     for mode in ("transfer", "bypass"):
         x_adv, y = stored_images(bench, stage_of(bench, mode=mode, joint_starts=0))

@@ -1,4 +1,4 @@
-"""The `judge` stage verifies adversarial images from a file against the threat model and all classifiers of the run.
+"""The `adv_images` stage verifies adversarial images from a file with the threat model and all classifiers of the run.
 
 Shapes: B images of a partition, N images of the run, M classifiers.
 """
@@ -31,21 +31,21 @@ _BORDER = 1e-5  # relative to the largest logit; the float32 passes of two kinds
 _MOST_NAMED = 20  # sample ids in a table cell
 
 
-class JudgeKeys(Section):
+class AdvImagesKeys(Section):
     """The file to verify."""
 
-    points: str = Field(
+    file: str = Field(
         description="File of adversarial images (.pt, .npy, .npz, or Parquet) in the order of the dataset, or with "
         "`sample_id`."
     )
 
 
-@STAGES("judge", describes="submitted adversarial images, verified in float32", order=5, names_files=True)
-class JudgePoints(Stage):
+@STAGES("adv_images", describes="submitted adversarial images, verified in float32", order=5, names_files=True)
+class VerifyAdvImages(Stage):
     """Verifies `std`, `rob` and the mixed classifier on the images of the file that are in the ball and in [0, 1]."""
 
-    Keys = JudgeKeys
-    keys: JudgeKeys
+    Keys = AdvImagesKeys
+    keys: AdvImagesKeys
     of_mixture = True
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
@@ -54,7 +54,7 @@ class JudgePoints(Stage):
         from ..attacks.verification import Verifier
 
         x, y = worker.images(partition)
-        held = held_points(worker, partition, self.keys.points)
+        held = held_points(worker, partition, self.keys.file)
         counts = held.counts.cpu()
         models = {**worker.networks, worker.model_name: worker.model}
         verifiers = [Verifier(model, worker.shape(x)) for model in models.values()]
@@ -76,7 +76,7 @@ class JudgePoints(Stage):
     def content_hash(self, opened: Run) -> str:
         from ..images.points import points_checksum
 
-        return digest({"stage": super().content_hash(opened), "points": points_checksum(self.keys.points)})
+        return digest({"stage": super().content_hash(opened), "points": points_checksum(self.keys.file)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Check the file, then verify the partitions.
@@ -87,17 +87,17 @@ class JudgePoints(Stage):
         from ..images.points import read_points_file
 
         first, _ = run_dataset(opened.config).read(0, 1)
-        read_points_file(self.keys.points).require_of(opened.inputs.n_images, first)
+        read_points_file(self.keys.file).require_of(opened.inputs.n_images, first)
         super().complete(opened, executor, progress)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return {self.model_name(opened.config): (2, 0)}
 
     def further(self) -> Mapping[str, str]:
-        return {"an evaluation that tries these images first": f"evaluate.points={self.keys.points}"}
+        return {"an evaluation that tries these images first": f"evaluate.points={self.keys.file}"}
 
     def words(self) -> str:
-        return f"right at the points of {self.keys.points} too"
+        return f"right at the points of {self.keys.file} too"
 
     def _rows(self, opened: Run) -> tuple[dict[str, Tensor], Tensor | None]:
         """Return the stage's rows and, after the evaluation, its robust images (N,) of the last classifier."""
@@ -140,7 +140,7 @@ class JudgePoints(Stage):
             ])  # fmt: skip
         columns = ["classifier", "clean", "broken", "newly broken", "borderline"]
         return {
-            f"adversarial images of {self.keys.points}": (["images", "count"], submitted),
+            f"adversarial images of {self.keys.file}": (["images", "count"], submitted),
             "verified in float32": (columns, verified),
         }
 

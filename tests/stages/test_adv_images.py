@@ -28,7 +28,7 @@ N, EPS = 24, 0.15
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    config = parse_config(tiny_content(tmp_path_factory.mktemp("judged")))
+    config = parse_config(tiny_content(tmp_path_factory.mktemp("verified")))
     pipeline.run(config, executor=DebugExecutor())
     return config
 
@@ -40,24 +40,24 @@ def evaluated(config: RunConfig, *columns: str) -> dict[str, torch.Tensor]:
     return read_columns(opened.rows, "evaluate", opened.partitions, content_hash, names)
 
 
-def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
-    asked = parse_config({**config.model_dump(mode="json", exclude_unset=True), "judge": {"points": str(points)}})
+def verified_images(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
+    asked = parse_config({**config.model_dump(mode="json", exclude_unset=True), "adv_images": {"file": str(points)}})
     assert asked.run_id() == config.run_id()
-    stage = stage_of(asked, "judge")
+    stage = stage_of(asked, "adv_images")
     assert list(stage.further().values()) == [f"evaluate.points={points}"]  # the command that is printed next
     opened = stage.run(asked, executor=DebugExecutor(), progress=Watcher())
     submitted, verified = stage.tables(opened).values()
-    return stage.outcomes(opened), {"about": dict(submitted[1]), "judged": {row[0]: row[1:] for row in verified[1]}}
+    return stage.outcomes(opened), {"about": dict(submitted[1]), "verified": {row[0]: row[1:] for row in verified[1]}}
 
 
 def test_own_adversarial_examples_break_nothing_new(finished: RunConfig, tmp_path: Path) -> None:
     rows = evaluated(finished)
     torch.save({"adv_complete": rows["x_adv"]}, tmp_path / "x_adv.pt")
-    outcomes, found = judged(finished, tmp_path / "x_adv.pt")
+    outcomes, found = verified_images(finished, tmp_path / "x_adv.pt")
     mixed = outcomes[-1]
     assert mixed.name == "mixed, at given points"
     assert (mixed.robust, mixed.total) == (int(rows["robust"].sum()), N)
-    clean, broken, new, _ = found["judged"]["mixed"]
+    clean, broken, new, _ = found["verified"]["mixed"]
     assert broken == clean[0] - int(rows["robust"].sum())
     assert new == "0"
     assert found["about"]["submitted"] == N
@@ -84,7 +84,7 @@ def test_points_outside_the_threat_model_change_no_count(finished: RunConfig, tm
     wrong = int((y != y[first]).nonzero()[0])
     points = torch.stack([x[wrong], x[wrong], x[third] + 2])
     np.savez(tmp_path / "some.npz", x_adv=points.numpy(), sample_id=np.array([first, second, third]))
-    outcomes, found = judged(finished, tmp_path / "some.npz")
+    outcomes, found = verified_images(finished, tmp_path / "some.npz")
     assert outcomes[-1].robust == int(rows["robust"].sum())
     about = found["about"]
     assert (about["submitted"], about["outside the ball"], about["outside [0, 1]"]) == (3, 2, 1)
@@ -104,8 +104,8 @@ def test_adversarial_example_that_breaks_an_image_is_named(tiny: Callable[..., R
     example = stronger.x_adv[sample_id]
     assert float((example - x[sample_id]).abs().max()) <= EPS * (1 + 1e-6)
     np.savez(tmp_path / "one.npz", x_adv=example[None].numpy(), sample_id=np.array([sample_id]))
-    (rob,), found = judged(weak, tmp_path / "one.npz")
-    assert found["judged"]["rob"][2] == f"1: {sample_id}"
+    (rob,), found = verified_images(weak, tmp_path / "one.npz")
+    assert found["verified"]["rob"][2] == f"1: {sample_id}"
     assert rob.robust == results["accuracy"]["rob"]["robust"]["correct"] - 1 == int(robust.sum()) - 1
 
 
@@ -145,7 +145,7 @@ def test_points_of_other_images_are_refused_before_any_pass(tiny: Callable[..., 
     ):
         with pytest.raises(DatasetError, match=words):
             open_run(tiny(std=None, evaluate={"points": str(tmp_path / name)}))
-    stage = stage_of(tiny(std=None, judge={"points": str(tmp_path / "beyond.npz")}), "judge")
+    stage = stage_of(tiny(std=None, adv_images={"file": str(tmp_path / "beyond.npz")}), "adv_images")
     with pytest.raises(DatasetError, match="points of other images"):
         stage.complete(open_run(tiny(std=None)), DebugExecutor(), Watcher())
 
@@ -169,6 +169,6 @@ def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -
     refused(tmp_path / "three.pt", "are not N images")
     refused(tmp_path / "absent.pt", "there is no such file of points")
     torch.save(torch.zeros(N, 3, 32, 32), tmp_path / "cifar.pt")
-    config = tiny(std=None, judge={"points": str(tmp_path / "cifar.pt")})
+    config = tiny(std=None, adv_images={"file": str(tmp_path / "cifar.pt")})
     with pytest.raises(DatasetError, match=r"points have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
-        stage_of(config, "judge").run(config, executor=DebugExecutor())
+        stage_of(config, "adv_images").run(config, executor=DebugExecutor())
