@@ -76,15 +76,14 @@ class Sleeper:
 
     async def process(
         self, partition: Partition, task: Task, _prefetched: tuple[Partition, ...], _measured: None
-    ) -> dict[Partition, PartitionSummary]:
+    ) -> PartitionSummary:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
-        summary = PartitionSummary(
+        return PartitionSummary(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             clean_correct=0, robust=0, seconds=time.perf_counter() - started, n_forward=len(partition), n_backward=0,
             node="", finished=time.time(),
         )  # fmt: skip
-        return {partition: summary}
 
 
 class SleepingExecutor(RayExecutor):

@@ -63,5 +63,5 @@ class ComputeConfig(Section):
         ge=0,
         le=10_000,
         description="Replace a worker whose partition takes this many times longer than the slowest finished one "
-        "suggests, and more than 300 s. 0 disables the limit.",
+        "suggests, and more than 600 s. 0 disables the limit.",
     )

@@ -118,12 +118,14 @@ class _Process:
         with contextlib.suppress(Exception):
             while True:
                 number, value, error, trace = pickle.load(self._answers)
+                if error is not None:
+                    with contextlib.suppress(Exception):  # an exception that is a frozen dataclass
+                        error.__cause__ = RuntimeError(f"in the worker:\n{trace}")
                 with self._lock:
                     future = self._calls.pop(number)
                 if error is None:
                     future.set_result(value)
                 else:
-                    error.__cause__ = RuntimeError(f"in the worker:\n{trace}")
                     future.set_exception(error)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_END_SECONDS)

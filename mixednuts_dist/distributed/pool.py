@@ -1,9 +1,8 @@
 """A pool of workers that pull partitions. A bad machine never costs the run.
 
-A worker computes one partition at a time. It is replaced by a fresh process after any exception. The partitions that it
-held are computed again: the current one, those that it had computed but could not write yet, and its prefetched ones. A
-place (a node, or one GPU of a node) with two failures in a row gets no more work until a worker succeeds there. If
-nothing else runs, such a place is tried again after a back-off.
+A worker computes one partition at a time and writes its file. After any exception, a fresh process replaces the worker,
+and the partition is computed again. A place (a node, or one GPU of a node) with two failures in a row gets no more work
+until a worker succeeds there. If nothing else runs, such a place is tried again after a back-off.
 
 More workers may be requested than the cluster has room for: an autoscaler sees the requests, and the workers join with
 the new nodes. The driver holds counts and times, never images.
@@ -14,7 +13,7 @@ import queue
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,18 +45,13 @@ class _Slot:
     device: str = ""  # its type; empty until the worker is ready
     call: "Future[Any] | None" = None  # the open call
     method: str = ""  # the last call
-    partition: Partition | None = None  # being computed
-    since: float = 0.0  # monotonic time when it started
+    partition: Partition | None = None  # the argument of the open call
+    since: float = 0.0  # monotonic time when the open call began
     n_prefetched: int = 0
-    unwritten: list[Partition] = field(default_factory=list)  # computed, but not in the storage yet
 
     @property
     def node(self) -> str:
         return self.place.node if self.place else ""
-
-    @property
-    def held(self) -> list[Partition]:
-        return [*self.unwritten, *([self.partition] if self.partition else [])]
 
 
 @dataclass
@@ -71,9 +65,8 @@ class Pool:
     on_summary: Callable[[PartitionSummary], None] = lambda _summary: None  # one more partition is written
     on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # numbers of ready and of requested workers
     counts: Counter[str] = field(default_factory=Counter)  # for metrics
-    _completed: "queue.SimpleQueue[Future[Any]]" = field(default_factory=queue.SimpleQueue)
     _slots: list[_Slot] = field(default_factory=list)
-    _open: "dict[Future[Any], _Slot]" = field(default_factory=dict)
+    _completed: "queue.SimpleQueue[_Slot]" = field(default_factory=queue.SimpleQueue)
     _places: Places = field(default_factory=Places)
 
     def run(self, queue: WorkQueue) -> None:
@@ -89,15 +82,15 @@ class Pool:
         self._measurements = Measurements(store, self.spec)
         self._starts, self._next_look = Starts(self.settings), 0.0
         try:
-            while len(queue) or any(slot.held for slot in self._slots):
-                self._look()
-                self._start_workers()
+            while n_left := self._n_left():
+                self._look(n_left)
+                self._start_workers(n_left)
                 for slot in self._idle():
                     self._give(slot)
-                for call in self._wait():
-                    self._settle(call)
+                for slot in self._wait():
+                    self._settle(slot)
                 self._kill_overdue()
-                self._starts.require_ready(any(slot.device for slot in self._slots), self.executor)
+                self._starts.require_ready(bool(self._ready()), self.executor)
             for slot in self._idle():
                 self._slots.remove(slot)
                 self.executor.release(self.spec, self.settings, slot.worker)
@@ -105,28 +98,31 @@ class Pool:
             for slot in list(self._slots):
                 self._end(slot)
             self._next_look = 0.0
-            self._look()
+            self._look(self._n_left())
         self._failures.raise_if_quarantined()
 
-    def _look(self) -> None:
+    def _n_left(self) -> int:
+        return len(self._queue) + sum(bool(slot.partition) for slot in self._slots)
+
+    def _ready(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.device]
+
+    def _idle(self) -> list[_Slot]:
+        return [slot for slot in self._ready() if not slot.call]
+
+    def _look(self, n_left: int) -> None:
         """Report the numbers of workers and export the metrics, every few seconds."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        ready, requested = sum(bool(slot.device) for slot in self._slots), self.settings.n_workers
-        left = len(self._queue) + sum(len(slot.held) for slot in self._slots)
-        self.on_look(ready, requested)
-        numbers = {"partitions_left": left, "workers_ready": ready, "workers_requested": requested}
+        n_ready, requested = len(self._ready()), self.settings.n_workers
+        self.on_look(n_ready, requested)
+        numbers = {"partitions_left": n_left, "workers_ready": n_ready, "workers_requested": requested}
         self.executor.export(self.spec.run_id, self.task.stage, {**self.counts, **numbers})
 
-    def _idle(self) -> list[_Slot]:
-        """Return the ready workers without an open call."""
-        return [slot for slot in self._slots if slot.device and not slot.call]
-
-    def _start_workers(self) -> None:
+    def _start_workers(self, n_left: int) -> None:
         """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
-        n_useful = len(self._queue) + sum(bool(slot.held) for slot in self._slots)
-        for _ in range(min(self.settings.n_workers, n_useful) - len(self._slots) - self._starts.n_delayed()):
+        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._starts.n_delayed()):
             fresh = not self.executor.is_kept(self.spec, self.settings)
             slot = _Slot(self.executor.hire(self.spec, self.settings), fresh)
             self._slots.append(slot)
@@ -134,22 +130,20 @@ class Pool:
 
     def _give(self, slot: _Slot) -> None:
         """Begin the next call of an idle worker: a partition, or a measurement that its type of device lacks."""
-        unmeasured = self._measurements.missing(slot.device)
-        alike = [each for each in self._slots if each.device == slot.device]
-        if unmeasured and any(each.call and each.method == "measure" for each in alike):
+        unmeasured, ready = self._measurements.missing(slot.device), self._ready()
+        if unmeasured and any(each.call and each.method == "measure" and each.device == slot.device for each in ready):
             return
-        if not self._places.is_bad(slot.place) or self._may_try_again(slot):
-            slot.partition, slot.since, slot.n_prefetched = self._queue.take(slot), time.monotonic(), 0
-        if slot.partition is None:
-            if slot.unwritten:
-                self._begin(slot, "flush")
-        elif unmeasured:
-            self._begin(slot, "measure", slot.partition)
+        if self._places.is_bad(slot.place) and not self._may_try_again(slot):
+            return
+        slot.partition = partition = self._queue.take(slot)
+        if partition is None:
+            return
+        if unmeasured:
+            self._begin(slot, "measure", partition)
         else:
-            n_ready = sum(bool(each.device) for each in self._slots)
-            prefetched = self._queue.reserve(slot, n_ready, slot.partition)
-            slot.n_prefetched, measured = len(prefetched), self._measurements.of(slot.device)
-            self._begin(slot, "process", slot.partition, self.task, prefetched, measured)
+            prefetched = self._queue.reserve(slot, len(ready), partition)
+            measured = self._measurements.of(slot.device)
+            self._begin(slot, "process", partition, self.task, prefetched, measured, n_prefetched=len(prefetched))
 
     def _may_try_again(self, slot: _Slot) -> bool:
         """Whether a bad place gets work because nothing else runs.
@@ -157,7 +151,7 @@ class Pool:
         Raises:
             StoreError, PartitionFailed: if trying again makes no sense.
         """
-        ready = [each for each in self._slots if each.device]
+        ready = self._ready()
         if any(each.call or not self._places.is_bad(each.place) for each in ready):
             return False
         errors = self._places.last_errors()
@@ -168,13 +162,13 @@ class Pool:
         self._failures.raise_if_hopeless()
         return True
 
-    def _begin(self, slot: _Slot, method: str, *arguments: Any) -> None:
-        slot.method, slot.call = method, slot.worker.call(method, *arguments)
-        self._open[slot.call] = slot
-        slot.call.add_done_callback(self._completed.put)
+    def _begin(self, slot: _Slot, method: str, *arguments: Any, n_prefetched: int = 0) -> None:
+        slot.method, slot.since, slot.n_prefetched = method, time.monotonic(), n_prefetched
+        slot.call = slot.worker.call(method, *arguments)
+        slot.call.add_done_callback(lambda _: self._completed.put(slot))
 
-    def _wait(self) -> "list[Future[Any]]":
-        """Return all calls that have completed, after waiting for the first one."""
+    def _wait(self) -> list[_Slot]:
+        """Return the workers whose calls have completed, after waiting for the first one."""
         try:
             completed = [self._completed.get(timeout=_LOOK_SECONDS)]
         except queue.Empty:
@@ -183,11 +177,11 @@ class Pool:
             completed.append(self._completed.get())
         return completed
 
-    def _settle(self, call: "Future[Any]") -> None:
-        """Note the result of a call, good or bad."""
-        slot = self._open.pop(call, None)
-        if slot is None:
-            return  # its worker was ended
+    def _settle(self, slot: _Slot) -> None:
+        """Note the result of a worker's call, good or bad."""
+        if slot.call is None:
+            return  # it was ended
+        call, partition = slot.call, slot.partition
         slot.call = None
         if isinstance(error := call.exception(), Exception):
             self._failed(slot, error)
@@ -198,23 +192,16 @@ class Pool:
             slot.device = call.result()
             self._starts.succeeded(slot.node)
             logger.info("%s: a worker is ready", self.task.stage, extra={"node": slot.node, **self.settings.placement})
-        elif slot.method == "measure" and slot.partition:
-            self._measurements.keep(slot.device, call.result())
-            self._queue.put_back(slot.partition, failed=False)
+        elif partition is not None:
             slot.partition = None
-        else:
-            self._written(slot, call.result())
-
-    def _written(self, slot: _Slot, summaries: dict[Partition, PartitionSummary]) -> None:
-        """Note that a worker has computed its partition, and that the files of `summaries` are in the storage."""
-        slot.unwritten, slot.partition = slot.held, None
-        self._places.succeeded(slot.place)
-        self._failures.succeeded()
-        for partition, summary in summaries.items():
-            if partition in slot.unwritten:
-                slot.unwritten.remove(partition)
-                self._queue.finished(partition, summary.seconds)
-                self.on_summary(summary)
+            if slot.method == "measure":
+                self._measurements.keep(slot.device, call.result())
+                self._queue.put_back(partition, failed=False)
+            else:
+                self._places.succeeded(slot.place)
+                self._failures.succeeded()
+                self._queue.finished(partition, call.result().seconds)
+                self.on_summary(call.result())
 
     def _failed(self, slot: _Slot, error: Exception) -> None:
         """Replace a worker whose call raised, and decide who is to blame: the partition, the place or the storage."""
@@ -222,32 +209,26 @@ class Pool:
         gone = isinstance(error, WorkerLost) and (error.machine or self.executor.is_gone(slot.node))
         reason = str(error).strip().partition("\n")[0] or "WorkerLost" if lost else f"{type(error).__name__}: {error}"
         logger.warning("%s a worker: %s", "lost" if lost else "replacing", reason)
-        if not slot.device:
-            self._end(slot)
+        partition, n_nodes = slot.partition, len({each.node for each in self._ready()})
+        self._end(slot)
+        if partition is None:
             if slot.fresh and not gone:
                 self._starts.failed(slot.node, error, len(self._slots), any(each.place for each in self._slots))
             return
         if not gone:
             self._places.failed(slot.place, error)
             self._last_failure = time.monotonic()
-        was_waiting, log = slot.partition is None, "".join(traceback.format_exception(error))
-        blamed = slot.unwritten if slot.partition is None else [slot.partition]
-        n_nodes = len({each.node for each in self._slots if each.device})
-        self._end(slot, but=blamed)
-        for partition in blamed:
-            if gone or (lost and was_waiting):
-                again = self._failures.machine_lost(partition, reason, log)
-            elif isinstance(error, StoreError):
-                again = True  # the storage failed, not the partition
-            else:
-                what = f"the worker died: {reason}" if lost else reason
-                again = self._failures.failed(partition, what, log, slot.node, n_nodes)
-            if again:
-                self._put_back(partition, failed=not gone)
-
-    def _put_back(self, partition: Partition, *, failed: bool) -> None:
-        self._queue.put_back(partition, failed=failed)
-        self.counts["retries"] += 1
+        log = "".join(traceback.format_exception(error))
+        if gone:
+            again = self._failures.machine_lost(partition, reason, log)
+        elif isinstance(error, StoreError):
+            again = True  # the storage failed, not the partition
+        else:
+            what = f"the worker died: {reason}" if lost else reason
+            again = self._failures.failed(partition, what, log, slot.node, n_nodes)
+        if again:
+            self._queue.put_back(partition, failed=not gone)
+            self.counts["retries"] += 1
 
     def _kill_overdue(self) -> None:
         """Replace workers that take far longer for a partition than the finished ones suggest."""
@@ -263,13 +244,9 @@ class Pool:
                 what = f"not finished after {taken:.0f} s; at most {allowed:.0f} s are allowed"
                 self._failed(slot, TimeoutError(what))
 
-    def _end(self, slot: _Slot, but: Sequence[Partition] = ()) -> None:
-        """End a worker, even during a call, and queue the partitions that it held again, except for `but`."""
+    def _end(self, slot: _Slot) -> None:
+        """End a worker, even during a call."""
         self._slots.remove(slot)
-        if slot.call is not None:
-            self._open.pop(slot.call, None)
+        slot.call = slot.partition = None
         slot.worker.end()
         self._queue.release(slot)
-        for partition in slot.held:
-            if partition not in but:
-                self._put_back(partition, failed=False)

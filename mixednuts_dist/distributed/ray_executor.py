@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -140,10 +141,9 @@ class ActorWorker:
         future = Future[Any]()
 
         def settle(done: "Future[Any]") -> None:
-            error = done.exception()
-            if error is None:
+            try:
                 future.set_result(done.result())
-            else:
+            except BaseException as error:  # whatever it is, the pool waits for the future
                 future.set_exception(_plain(error))
 
         getattr(self._actor, method).remote(*arguments).future().add_done_callback(settle)
@@ -162,7 +162,8 @@ def _plain(error: BaseException) -> BaseException:
     """
     if isinstance(error, RayTaskError):
         cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
-        cause.__cause__ = RuntimeError(str(error))  # with the worker's traceback
+        with suppress(Exception):  # an exception that is a frozen dataclass
+            cause.__cause__ = RuntimeError(str(error))  # with the worker's traceback
         return cause
     if isinstance(error, RayError):
         machine = isinstance(error, ActorUnavailableError) or (isinstance(error, RayActorError) and error.preempted)

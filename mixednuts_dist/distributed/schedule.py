@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import PartitionFailed, printable
+from ..storage.outages import PATIENCE_SECONDS
 from ..storage.partitions import Partition
 from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-LEAST_OVERDUE = 300.0  # seconds that every partition may take: workers wait that long for storage that does not answer
+LEAST_OVERDUE = 2 * PATIENCE_SECONDS  # every partition may take as long, also while the storage is unavailable
 PREFETCHED = 2  # partitions that are reserved for a worker in addition to the current one
 SHARES = 1.5  # partitions are reserved while each worker could still get this many times as many
 MAX_LOST_MACHINES = 10  # while they computed one partition
@@ -190,7 +191,7 @@ class Failures:
         record.lost_machines += 1
         if record.lost_machines < MAX_LOST_MACHINES:
             return True
-        what = f"lost {record.lost_machines} machines or waiting workers, one after the other: {reason}"
+        what = f"lost {record.lost_machines} machines, one after the other: {reason}"
         self._quarantine(partition, what, log)
         return False
 

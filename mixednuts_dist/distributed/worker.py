@@ -10,7 +10,6 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any
 
@@ -39,8 +38,6 @@ from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNWRITTEN = 2  # files that may wait for the storage while the next partition is attacked
-_WRITE_SECONDS = 1.0  # a worker waits this long for a file before the next partition begins
 _BEGIN_AT_ONCE, _BEGIN_A_SECOND = 32, 10.0  # workers that start to load
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 
@@ -67,8 +64,6 @@ class AttackWorker:
     def __init__(self, spec: WorkerSpec, n_gpus: float = 0.0) -> None:
         # Nothing here may fail: an exception in an actor's constructor looks like a lost machine.
         self.spec, self._n_gpus, self._is_ready = spec, n_gpus, False
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
-        self._unwritten: dict[Partition, Future[PartitionSummary]] = {}  # in the order in which they were computed
         self._unbilled = 0.0  # seconds of work on partitions that are not finished
 
     def locate(self) -> Place:
@@ -147,23 +142,22 @@ class AttackWorker:
         task: Task,
         prefetched: Sequence[Partition] = (),
         measured: Mapping[str, Any] | None = None,
-    ) -> dict[Partition, PartitionSummary]:
-        """Compute one partition, unless another driver's worker has; returns what was written since the last call.
-
-        While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks continue.
+    ) -> PartitionSummary:
+        """Compute one partition and write its file, unless another driver's worker has; returns the file's summary.
 
         Args:
             prefetched: the partitions that this worker gets next: their images take the slots that become free.
             measured: the result of `measure` on a device of this type; measured here if missing.
         """
-        if (written := task.write(self.dataset, partition)) is not None:
-            return {partition: written}
+        written: PartitionSummary | None = task.write(self.dataset, partition)
+        if written is not None:
+            return written
         folder = rows_folder(task.stage, task.content_hash)
         path, started = f"{folder}/{partition.file_name}", time.perf_counter()
         if measured is not None:
             self.bench.use(measured)
-        if not self._unwritten and (there := finished_summary(self.store, path, task.content_hash)):
-            return {partition: there}
+        if there := finished_summary(self.store, path, task.content_hash):
+            return there
         with self.bench.at(partition, folder, task.mixture, prefetched):
             x, y = self.bench.images(partition)
             with self.answers.checked(x) as require_usable:
@@ -180,10 +174,11 @@ class AttackWorker:
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, summary)
-        self._unwritten[partition] = self._writer.submit(self._write, path, content, summary, task)
-        wait(self._unwritten.values(), timeout=_WRITE_SECONDS)
-        wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
-        return self._written()
+        summary = with_checksum(summary, content)
+        if there := create_whole(self.store, path, content, task.content_hash):
+            return there
+        logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(summary)})
+        return summary
 
     def _seconds_of(self, seconds: float, n_forward: int) -> float:
         """Return the partition's part of the time since the last call, by its part of the passes on all begun ones."""
@@ -192,25 +187,6 @@ class AttackWorker:
         own = part * (self._unbilled + seconds)
         self._unbilled += seconds - own
         return own
-
-    def flush(self) -> dict[Partition, PartitionSummary]:
-        """Wait for the files that are not written yet; returns their summaries."""
-        wait(self._unwritten.values())
-        return self._written()
-
-    def _written(self) -> dict[Partition, PartitionSummary]:
-        written = {partition: future for partition, future in self._unwritten.items() if future.done()}
-        for partition in written:
-            del self._unwritten[partition]
-        return {partition: future.result() for partition, future in written.items()}
-
-    def _write(self, path: str, content: bytes, summary: PartitionSummary, task: Task) -> PartitionSummary:
-        """Write a file, unless another driver's worker has; returns the summary of the file that is stored."""
-        summary = with_checksum(summary, content)
-        if there := create_whole(self.store, path, content, task.content_hash):
-            return there
-        logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(summary)})
-        return summary
 
     def time_passes(self) -> dict[str, PassSeconds]:
         """Return the seconds per pass of each network and their mixed classifier, in the run's precisions and shape."""

@@ -68,13 +68,11 @@ class Machine:
     def measure(self, _: Partition) -> dict[str, Any]:
         return {"rows": int(self.place.node.removeprefix("node"))}
 
-    def process(
-        self, partition: Partition, _task: Task, _ahead: Any, measured: Any
-    ) -> dict[Partition, PartitionSummary]:
+    def process(self, partition: Partition, _task: Task, _ahead: Any, measured: Any) -> PartitionSummary:
         self.act(partition)
         self.measured.append(measured)
         self.done.append(partition.index)
-        return {partition: summary(partition, 0.02)}
+        return summary(partition, 0.02)
 
 
 class Machines(Executor):
@@ -321,53 +319,24 @@ def test_classifier_that_never_works_ends_the_stage_early(tmp_path: Path) -> Non
     assert len(stage.executor.started) < 24
 
 
-class Hoarder(Machine):
-    """A worker whose storage accepts no file before `flush`, which first calls `on_flush`."""
+def test_partition_that_loses_every_machine_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
 
-    def __init__(self, act: Act = good, on_flush: Callable[[], None] = lambda: None) -> None:
-        self.on_flush, self.kept = on_flush, dict[Partition, PartitionSummary]()
-        super().__init__(Place("node"), act)
+    def lose(_: Partition) -> None:
+        raise WorkerLost("preempted", machine=True)
 
-    def process(self, *arguments: Any) -> dict[Partition, PartitionSummary]:
-        self.kept |= super().process(*arguments)
-        return {}
-
-    def flush(self) -> dict[Partition, PartitionSummary]:
-        self.on_flush()
-        return self.kept
+    stage = Stage(tmp_path, lambda _: Machine(Place("node"), lose), 1, 1, max_tries=1)
+    assert isinstance(stage.error, PartitionFailed)
+    assert re.search(r"partition 0 .*lost 3 ", str(stage.error))
+    assert len(stage.executor.started) == 3
 
 
-def die() -> None:
-    raise WorkerLost("killed by signal 9")
-
-
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_unwritten_partitions_count_once_stored(tmp_path: Path, n_workers: int) -> None:
-    """The first worker that flushes dies. Its partitions run twice and keep their single try."""
-    first = iter([True])
-    stage = Stage(
-        tmp_path, lambda _: Hoarder(on_flush=lambda: die() if next(first, False) else None), n_workers, 6, max_tries=1
-    )
-    stage.require_complete()
-    computed = [index for machine in stage.executor.started for index in machine.done]
-    assert set(computed) == set(range(6))
-    assert 6 < len(computed) <= 12
-
-
-def test_unwritten_partition_is_kept_if_all_others_fail(tmp_path: Path) -> None:
+def test_a_partition_is_tried_although_all_others_fail(tmp_path: Path) -> None:
     def only_first(partition: Partition) -> None:
         if partition.index:
             raise ValueError("this partition fails")
 
-    stage = Stage(tmp_path, lambda _: Hoarder(only_first), 1, 3, max_tries=1)
+    stage = Stage(tmp_path, lambda _: Machine(Place("node"), only_first), 1, 3, max_tries=1)
     assert isinstance(stage.error, PartitionFailed)
-    assert str(stage.error).count("this partition fails") == 2, "something works, so each of the others has its try"
+    assert str(stage.error).count("this partition fails") == 2
     assert stage.written == [0]
-
-
-def test_partition_whose_workers_die_waiting_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
-    stage = Stage(tmp_path, lambda _: Hoarder(on_flush=die), 1, 1, max_tries=1)
-    assert isinstance(stage.error, PartitionFailed)
-    assert re.search(r"partition 0 .*lost 3 ", str(stage.error))
-    assert sum(len(machine.done) for machine in stage.executor.started) == 3

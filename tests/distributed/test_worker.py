@@ -5,7 +5,6 @@ import select
 import time
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Timer
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.distributed.measurements import Measurements
 from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.errors import DatasetError, StoreError
+from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
@@ -39,7 +38,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
     task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
-    summary = worker.process(partition, task)[partition]
+    summary = worker.process(partition, task)
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
@@ -118,37 +117,3 @@ def test_worker_reports_existing_partitions(
     worker.process(partition, TASK)
     assert path.read_bytes() == content
     assert worker.store.names("attack/f0") == [partition.file_name]
-
-
-def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [Partition(i, 4 * i, 4 * i + 4) for i in range(4)]
-    answers, create = Event(), worker.store.create
-    monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
-    monkeypatch.setattr(worker.store, "create", lambda *file: answers.wait() and create(*file))
-    assert worker.process(parts[0], TASK) == {}
-    assert worker.process(parts[1], TASK) == {}
-    Timer(1.0, answers.set).start()
-    assert parts[0] in worker.process(parts[2], TASK)  # at most two wait: this one returns when the first is written
-    monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", None)
-    assert parts[3] in worker.process(parts[3], TASK)
-    assert worker.flush() == {}
-    records = read_attack_records(worker.store, parts, "f0")
-    assert records.sample_ids_N.tolist() == list(range(16))
-
-
-def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
-    worker: AttackWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partition = Partition(0, 0, 4)
-    gone = Event()
-
-    def create(*_: object) -> bool:
-        gone.wait()
-        raise StoreError("no answer")
-
-    monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
-    monkeypatch.setattr(worker.store, "create", create)
-    assert worker.process(partition, TASK) == {}
-    gone.set()
-    with pytest.raises(StoreError, match="no answer"):
-        worker.flush()

@@ -23,7 +23,7 @@ def attacked(folder: Path, n_gpus: float) -> tuple[PartitionSummary, AttackRecor
     worker = AttackWorker(spec_of(folder, batch_size=32, precision="fp32"), n_gpus)
     worker.ready()
     task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=4, n_target_classes=2))
-    summary = {**worker.process(PARTITION, task), **worker.flush()}[PARTITION]
+    summary = worker.process(PARTITION, task)
     return summary, read_attack_records(Store(str(folder)), [PARTITION], "f0")
 
 
