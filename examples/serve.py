@@ -32,7 +32,7 @@ class Mixture:
 
     def __init__(self, run: str) -> None:
         found = read_run(run)  # trust_code=True if the run was created elsewhere and you reviewed its code
-        self.mixed, self.shape = found.classifier(), found.image_shape
+        self.mixed, self.shape = found.classifier(), found.stored.inputs.image_shape
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002)
     async def classes(self, requests: list[Any]) -> list[Any]:

@@ -32,25 +32,26 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
     """
     if folder.exists() and not folder.is_dir():
         raise InvalidInputError(f"--to {folder} is a file; give the name of a folder")
-    black = [role for role in ROLES if is_black_box(run.config[role])]
-    mixed = run.classifier()
+    mixed, inputs, store = run.classifier(), run.stored.inputs, run.stored.store
     bases = {
         role: StoredBase(
-            run.config[role], None if role in black else f"{role}.safetensors", run.checksums[role], _code(run, role)
+            uri, None if is_black_box(uri) else f"{role}.safetensors", inputs.checksums[role], _code(run, role)
         )
-        for role in ROLES
+        for role, uri in zip(ROLES, map(run.written, ROLES), strict=True)
     }
     about = {
-        "run": {"id": run.run_id, "beta": run.chosen.beta, "threat": run.config["threat"]},
-        "images": {"shape": list(run.image_shape), "classes": run.n_classes},
-    }
+        "run": {
+            "id": run.run_id, "beta": run.chosen.beta, "threat": run.stored.config.threat.model_dump(mode="json")
+        },
+        "images": {"shape": list(inputs.image_shape), "classes": inputs.n_classes},
+    }  # fmt: skip
     write_folder(mixed, folder, bases, about)
     for role, base in bases.items():
         if base.code is not None:
-            (folder / base.code).write_bytes(code_of(run.store, _kept_code(run, role)))
-    curve = _CURVE if run.is_deployed and run.store.exists(f"report/{_CURVE}") else None
+            (folder / base.code).write_bytes(code_of(store, _kept_code(run, role)))
+    curve = _CURVE if run.is_deployed and store.exists(f"report/{_CURVE}") else None
     if curve is not None:
-        (folder / curve).write_bytes(run.store.read(f"report/{curve}"))
+        (folder / curve).write_bytes(store.read(f"report/{curve}"))
     card = model_card(run, address=address or str(folder), curve=curve)
     (folder / CARD).write_text(card, encoding="utf-8")
     return sorted(path.name for path in folder.iterdir())
@@ -58,7 +59,7 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
 
 def _kept_code(run: DeployedRun, role: str) -> str:
     """Return the path in the run of the file that builds a base classifier; empty if there is none."""
-    return next((run.code[file] for file in code_files(run.config[role]) if file in run.code), "")
+    return next((run.code[file] for file in code_files(run.written(role)) if file in run.code), "")
 
 
 def _code(run: DeployedRun, role: str) -> str | None:
@@ -117,32 +118,36 @@ def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
     results = measured_results(run)
     front = _card_data(run, results).to_yaml()
     files = [name for name in dict.fromkeys(_code(run, role) for role in ROLES) if name]
-    elsewhere = any(run.config[role].startswith("py:") and not _kept_code(run, role) for role in ROLES)
+    elsewhere = any(run.written(role).startswith("py:") and not _kept_code(run, role) for role in ROLES)
+    config = run.stored.config
     return rendered(
         "deployment", "model_card.md",
-        run=run, results=results, front=front, address=json.dumps(address), curve=curve,
-        code=files, code_elsewhere=elsewhere, fast_notes=fast_notes(run.config["evaluate"]),
+        run=run, config=config, inputs=run.stored.inputs, data=config.written(config.data.uri),
+        threat=config.threat.threat_model(), results=results, front=front, address=json.dumps(address), curve=curve,
+        code=files, code_elsewhere=elsewhere, fast_notes=fast_notes(config.evaluate.model_dump(mode="json")),
     )  # fmt: skip
 
 
 def measured_results(run: DeployedRun) -> dict[str, Any] | None:
     """The run's `report/results.json`, if this beta is the one that was attacked and the report has been made."""
-    if not run.is_deployed or not run.store.exists(_RESULTS):
+    store = run.stored.store
+    if not run.is_deployed or not store.exists(_RESULTS):
         return None
     try:
-        results: dict[str, Any] = read_json(run.store.read(_RESULTS))
+        results: dict[str, Any] = read_json(store.read(_RESULTS))
         return results if "mixed" in results.get("accuracy", {}) else None
     except (ValueError, AttributeError, TypeError) as error:
-        address = run.store.address(_RESULTS)
+        address = store.address(_RESULTS)
         raise DamagedFile(f"{address} is damaged ({error}): `mixednuts report` writes it again", address) from error
 
 
 def _card_data(run: DeployedRun, results: dict[str, Any] | None) -> ModelCardData:
     """The front matter, with what was measured."""
-    dataset, found = run.config["data"]["uri"], []
+    config, found = run.stored.config, []
+    dataset, threat = config.written(config.data.uri), config.threat.threat_model()
     if results is not None:
         mixed = results["accuracy"]["mixed"]
-        measured = {"clean accuracy": mixed["clean"], f"robust accuracy ({run.threat})": mixed["robust"]}
+        measured = {"clean accuracy": mixed["clean"], f"robust accuracy ({threat})": mixed["robust"]}
         found = [
             EvalResult(
                 task_type="image-classification", dataset_type=dataset.partition(":")[0], dataset_name=dataset,

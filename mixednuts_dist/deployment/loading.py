@@ -25,19 +25,16 @@ from torch import nn
 from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
-from ..config.register import load_extensions
 from ..config.run_config import RunConfig
-from ..config.threat import ThreatModel
 from ..config.uris import GIVEN, code_files, named_code, needs_trust, placed, without_weights
-from ..errors import ContentHashMismatch, InvalidInputError, MissingArtifact
+from ..errors import ContentHashMismatch, InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..selection.choice import Choice
+from ..stages.runs import Run, described_run, run_of
 from ..stages.search_result import stored_search
-from ..storage.code_files import places
 from ..storage.records import SearchResult
-from ..storage.run_file import RUN, read_run_file
 from ..storage.store import Store
 
 ROLES = ("std", "rob")
@@ -50,27 +47,20 @@ _VERSION = 2  # format version in PARAMETERS
 class DeployedRun:
     """One run at one beta, as its folder describes it, before any classifier is built."""
 
-    store: Store
+    stored: Run
     run_id: str
-    config: dict[str, Any]  # as resolved when the run began
-    n_images: int
-    n_classes: int
-    image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 of "std" and "rob"
     searched: SearchResult
     chosen: Choice  # at the requested beta
-    code: dict[str, str]  # the user's Python files: as written -> path in the run
-    find: Callable[[str], str]  # from a path in the configuration to its current location
+    code: Mapping[str, str]  # the user's Python files: as written -> path in the run
 
     @property
     def is_deployed(self) -> bool:
         """Whether this is the beta that the run attacked."""
         return self.chosen.beta == self.searched.deployed_beta
 
-    @property
-    def threat(self) -> ThreatModel:
-        """Return the threat model of the run."""
-        return ThreatModel(self.config["threat"]["norm"], self.config["threat"]["eps"])
+    def written(self, role: str) -> str:
+        """Return the URI of "std" or "rob" as the configuration has it."""
+        return self.stored.config.written(getattr(self.stored.config, role))
 
     def base(self, role: str) -> nn.Module:
         """Build the base classifier "std" or "rob", with the weights that the run used.
@@ -79,21 +69,15 @@ class DeployedRun:
             BaseClassifierError: if it cannot be built here.
             ContentHashMismatch: if its weights (or the source of its factory) have changed.
         """
-        uri = placed(self.config[role], self.find)
+        uri: str = getattr(self.stored.config, role)
         if uri.startswith(f"{GIVEN}:"):
             raise InvalidInputError(
                 f"{role} of run {self.run_id} was a module that the caller passed to `run` or `mix`. Keep the mixed "
                 "classifier with save_pretrained and load it with load_pretrained"
             )
-        model = load_classifier(uri, role)
-        now, then = classifier_checksum(model, uri), self.checksums[role]
-        if now != then:
-            raise ContentHashMismatch(
-                f"{role}={uri!r}: its weights are not those of run {self.run_id} (sha256 was {then[:12]} and is "
-                f"{now[:12]}): the parameters that the run chose are not for them. Restore the weights, or make "
-                "another run"
-            )
-        return model
+        advice = "the parameters that the run chose are not for them. Restore the weights, or make another run"
+        whose = f"those of run {self.run_id}"
+        return _with_weights(load_classifier(uri, role), role, uri, self.stored.inputs.checksums[role], whose, advice)
 
     def classifier(self) -> MixedClassifier:
         """Return the mixed classifier; errors as in `base`."""
@@ -102,8 +86,8 @@ class DeployedRun:
     @property
     def mixture(self) -> Mixture:
         """Return the chosen parameters, with the surrogate that the run used for attacks."""
-        surrogate = {"surrogate_alpha": self.searched.surrogate_alpha, "rd": self.config["evaluate"]["rd"]}
-        return replace(self.chosen.mixture(), **surrogate)
+        rd = self.stored.config.evaluate.rd
+        return replace(self.chosen.mixture(), surrogate_alpha=self.searched.surrogate_alpha, rd=rd)
 
 
 def load_run(
@@ -138,8 +122,8 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
         InvalidInputError: if neither the run nor `noise` has a sigma.
     """
     run = read_run(uri, beta=beta, trust_code=trust_code)
-    stored = run.config.get("certify") or {}
-    given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if stored} | noise
+    stored = run.stored.config.section("certify")
+    given = {name: getattr(stored, name) for name in ("sigma", "confidence", "n_choose") if stored} | noise
     if "sigma" not in given:
         raise InvalidInputError(
             f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of the smoothed classifier "
@@ -165,38 +149,27 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
             code or a service, without `trust_code`.
         DamagedFile: if one of the two files is damaged.
     """
-    store = Store(str(uri))
-    described = _described(store)
-    run_id, config, inputs = described["run_id"], described["config"], described["inputs"]
-    if config.get("std") is None:
+    run, described = open_stored(uri, trust_code)
+    run_id = described["run_id"]
+    if run.config.std is None:
         raise InvalidInputError(f"run {run_id} attacks `rob` alone; without `std` there is no mixed classifier to load")
-    require_trust(store, config, trust_code)
-    find = places(store, described)
-    load_extensions(find(file.removeprefix("py:")) for file in config.get("extensions") or ())
-    searched, _ = stored_search(store)
-    return DeployedRun(
-        store, run_id, config, inputs["n_images"], inputs["n_classes"], tuple(inputs["image_shape"]),
-        inputs["checksums"],
-        searched=searched, chosen=_chosen(searched, run_id, beta), code=described.get("code") or {}, find=find,
-    )  # fmt: skip
+    searched, _ = stored_search(run.store)
+    return DeployedRun(run, run_id, searched, _chosen(searched, run_id, beta), described.get("code") or {})
 
 
-def require_trust(store: Store, config: Mapping[str, Any], trust_code: bool) -> None:
-    """Raise InvalidInputError if a run names Python code or a service and is not trusted."""
-    named = named_code(std=config["std"], rob=config["rob"], extensions=config.get("extensions") or ())
+def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
+    """Open a run's folder and import the run's extensions; return the run and the content of `run.yaml`.
+
+    Raises:
+        InvalidInputError: if the run names Python code or a service and `trust_code` is not given.
+    """
+    store = Store(str(uri))
+    described = described_run(store)
+    config = described["config"]
+    named = named_code(std=config.get("std"), rob=config["rob"], extensions=config.get("extensions") or ())
     if named and not trust_code:
         raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True (--trust-code to a command)"))
-
-
-def _described(store: Store) -> dict[str, Any]:
-    """`run.yaml`."""
-    if not store.exists(RUN):
-        runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
-        hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
-        raise MissingArtifact(
-            f"{store.uri} holds no run (no {RUN}){hint}. Give the folder <storage>/<name>/runs/<run id>"
-        )
-    return read_run_file(store)
+    return run_of(store, described), described
 
 
 def _chosen(searched: SearchResult, run_id: str, beta: float | None) -> Choice:
@@ -351,8 +324,9 @@ def _base(
             raise InvalidInputError(
                 f"{folder / stored.weights} does not fit {role}, a {type(model).__name__}: {reason}"
             ) from error
-    if given is None and resolve is None and stored.sha256:
-        _check(role, model, stored)
+    if given is None and resolve is None and stored.sha256 and stored.uri:
+        advice = f"pass {role}=module to use other ones anyway"
+        _with_weights(model, role, stored.uri, stored.sha256, "those that were saved", advice)
     return model
 
 
@@ -382,14 +356,14 @@ def _with_code(role: str, folder: Path, stored: StoredBase, trust_code: bool) ->
     )
 
 
-def _check(role: str, model: nn.Module, stored: StoredBase) -> None:
-    assert stored.uri is not None
-    now = classifier_checksum(model, stored.uri)
-    if now != stored.sha256:
+def _with_weights(model: nn.Module, role: str, uri: str, then: str, whose: str, advice: str) -> nn.Module:
+    """Return the classifier; raise ContentHashMismatch if its checksum is not `then`."""
+    now = classifier_checksum(model, uri)
+    if now != then:
         raise ContentHashMismatch(
-            f"{role}={stored.uri!r}: its weights are not those that were saved (sha256 was "
-            f"{str(stored.sha256)[:12]} and is {now[:12]}); pass {role}=module to use other ones anyway"
+            f"{role}={uri!r}: its weights are not {whose} (sha256 was {then[:12]} and is {now[:12]}): {advice}"
         )
+    return model
 
 
 def _map_name(transform: LogitMap) -> str:

@@ -23,13 +23,12 @@ from ..images.image_files import ImageFiles, evaluation_names
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
 from ..reports.templates import rendered
-from ..stages.runs import Run, stored_run
+from ..stages.runs import Run
 from ..stages.search_result import evaluate_content_hash, stored_search
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
-from ..storage.store import Store
 from ..storage.tables import read_columns
-from .loading import require_trust
+from .loading import open_stored
 
 TENSOR = "x_adv.pt"
 EVALUATION, NEW_MODEL = "new_evaluation.md", "new_model.md"
@@ -67,10 +66,8 @@ def export_submission(
         InvalidInputError: if the images' order in the test set is not known, or a stored image violates the threat
             model.
     """
-    store = Store(uri)
-    run = stored_run(store, trusted=trust_code)
-    require_trust(store, run.config.as_written(), trust_code)
-    searched = stored_search(store)[0] if run.config.std else None
+    run, _ = open_stored(uri, trust_code)
+    searched = stored_search(run.store)[0] if run.config.std else None
     if searched and beta not in (None, searched.deployed_beta):
         raise InvalidInputError(
             f"beta={beta:g} of run {run.config.run_id()} was not attacked; the deployed one, "

@@ -126,20 +126,35 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
         ConfigError: for a configuration that this release does not read, a missing extension, or a run that is not
             trusted and needs to be.
     """
-    try:
-        described = read_run_file(store)
-    except MissingArtifact:
-        raise MissingArtifact(
-            f"{store.uri} holds no run: there is no {RUN} in it. Give a run's folder or URI"
-        ) from None
-    address, content = store.address(RUN), described["config"]
-    inputs = _inputs_in(described, address)
+    described = described_run(store)
+    content = described["config"]
     if not trusted and isinstance(content, dict) and content.get("extensions"):
         raise ConfigError(needs_trust(store.uri, {"extensions": str(content["extensions"])}))
-    config = parse_config(content, address, folder=described.get("folder") or "", find=places(store, described))
-    if not trusted and (outside := config.outside_of_stages()):
+    run = run_of(store, described)
+    if not trusted and (outside := run.config.outside_of_stages()):
         raise ConfigError(needs_trust(store.uri, outside))
-    config._trusted = trusted
+    run.config._trusted = trusted
+    return run
+
+
+def described_run(store: Store) -> dict[str, Any]:
+    """Return the content of `run.yaml`; errors as in `read_run_file`, and MissingArtifact names the runs below."""
+    try:
+        return read_run_file(store)
+    except MissingArtifact:
+        runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
+        hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
+        raise MissingArtifact(
+            f"{store.uri} holds no run (no {RUN}){hint}. Give the folder <storage>/<name>/runs/<run id>"
+        ) from None
+
+
+def run_of(store: Store, described: Mapping[str, Any]) -> Run:
+    """Return the run that `run.yaml` describes; this imports its extensions."""
+    address = store.address(RUN)
+    inputs = _inputs_in(described, address)
+    find = places(store, described)
+    config = parse_config(described["config"], address, folder=described.get("folder") or "", find=find)
     # the rows lie next to the run's folder or, if that folder was copied elsewhere, in its storage
     above, _, runs = store.uri.rstrip("/").rpartition("/")[0].rpartition("/")
     return Run(config, store, store.at(above) if runs == RUNS else rows_store(config), inputs)
