@@ -1,160 +1,119 @@
-"""Proxies in front of a real server that disturb its connections.
+"""A proxy in front of a real S3 server that delays, refuses, resets, ignores or damages what passes through."""
 
-`FaultProxy` throttles, resets or silences a number of connections, `CorruptingProxy` flips a byte of some answers or
-cuts them, and `RefusingProxy` delays requests and returns an error from a chosen moment on.
-"""
-
-import contextlib
 import random
 import re
 import socket
 import struct
 import threading
 import time
-from urllib.parse import urlsplit
+from http.client import HTTPConnection, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-_SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
-
-
-class FaultProxy:
-    """Listens on loopback; the first `n_faults` connections fail in the given way, the others reach the server."""
-
-    def __init__(self, endpoint: str, fault: str, n_faults: int) -> None:
-        self._server, self._fault, self.faults_left = urlsplit(endpoint), fault, n_faults
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = [self._listener]
-        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        for one in self._open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self._open.append(client)
-            if self.faults_left:
-                self.faults_left -= 1
-                self._fail(client)
-            else:
-                self._connect(client)
-
-    def _fail(self, client: socket.socket) -> None:
-        if self._fault == "silence":
-            return
-        client.recv(2**16)
-        if self._fault == "reset":
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        else:
-            head = f"HTTP/1.1 503 Slow Down\r\nContent-Length: {len(_SLOW_DOWN)}\r\nConnection: close\r\n\r\n"
-            client.sendall(head.encode() + _SLOW_DOWN)
-        client.close()
-
-    def _connect(self, client: socket.socket) -> None:
-        server = socket.create_connection((self._server.hostname, self._server.port))
-        self._open.append(server)
-        for source, target in ((client, server), (server, client)):
-            threading.Thread(target=_copy, args=(source, target), daemon=True).start()
+NEVER = 1 << 60
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while content := source.recv(2**16):
-            target.sendall(content)
-        target.shutdown(socket.SHUT_WR)
+class FaultProxy(ThreadingHTTPServer):
+    """Listen on loopback and pass requests on to the server.
 
+    The first `n_faults` requests end in `fault`: "slow down", "reset" or "silence". Afterwards, a `corrupted_share` of
+    the files that are read arrives with a flipped byte or is cut; listings and writes pass unchanged.
+    """
 
-class CorruptingProxy(FaultProxy):
-    """Flip a byte of a share of the files that are read, or cut them; pass listings and writes unchanged."""
+    daemon_threads = True
 
-    def __init__(self, endpoint: str, share: float, seed: int = 0) -> None:
-        self._share, self._draw, self.n_corrupted = share, random.Random(seed), 0
-        super().__init__(endpoint, "corruption", 0)
-
-    def _connect(self, client: socket.socket) -> None:
-        server = socket.create_connection((self._server.hostname, self._server.port))
-        self._open.append(server)
-        asked: list[bytes] = [b""]  # the request that is being answered
-        threading.Thread(target=self._pass_requests, args=(client, server, asked), daemon=True).start()
-        threading.Thread(target=self._pass_answers, args=(server, client, asked), daemon=True).start()
-
-    def _pass_requests(self, client: socket.socket, server: socket.socket, asked: list[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            while content := client.recv(2**16):
-                asked[0] = content if content[:4] in (b"GET ", b"PUT ", b"HEAD", b"POST", b"DELE") else asked[0]
-                server.sendall(content)
-            server.shutdown(socket.SHUT_WR)
-
-    def _pass_answers(self, server: socket.socket, client: socket.socket, asked: list[bytes]) -> None:
-        doomed = False
-        with contextlib.suppress(OSError):
-            while content := server.recv(2**16):
-                head = content.find(b"\r\n\r\n") + 4 if content.startswith(b"HTTP/1.1 20") else 0
-                if head:
-                    file = asked[0].startswith(b"GET ") and b"list-type" not in asked[0].partition(b"\r")[0]
-                    doomed = file and self._draw.random() < self._share
-                if doomed and len(content) > head:
-                    doomed, self.n_corrupted = False, self.n_corrupted + 1
-                    if self._draw.random() < 0.3:
-                        client.sendall(content[: (head + len(content)) // 2])
-                        break
-                    place = self._draw.randrange(head, len(content))
-                    content = content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
-                client.sendall(content)
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
-
-
-class RefusingProxy(FaultProxy):
-    """Return an S3 error once `refuse` has been called, and wait `delay` seconds before every request."""
-
-    def __init__(self, endpoint: str, delay: float = 0.0) -> None:
-        self.delay, self._answer, self.n_requests, self.listings, self._refuse_at = delay, b"", 0, 0, 1 << 60
-        self._refuse_at_write = b""
-        self.refused_key = b""  # it also refuses requests that this key signs
-        self._counting = threading.Lock()
-        super().__init__(endpoint, "refusal", 0)
+    def __init__(self, endpoint: str, fault: str = "", n_faults: int = 0, corrupted_share: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.server, self.endpoint = endpoint.removeprefix("http://"), f"http://127.0.0.1:{self.server_port}"
+        self.fault, self.faults_left, self.corrupted_share, self.n_corrupted = fault, n_faults, corrupted_share, 0
+        self.delay, self.n_requests, self.listings, self.draw = 0.0, 0, 0, random.Random(0)
+        self.refused_key = "no key"  # the proxy refuses requests that this key signs
+        self._refusal, self._refuse_after, self._refuse_at = (0, ""), NEVER, ""
+        self.lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def refuse(self, status: int, code: str, after: int = 0, at: str = "") -> None:
         """Refuse every request after the next `after` ones, or from the first write of a path that matches `at`."""
-        self._refuse_at_write = at.encode()
-        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told by the server</Message></Error>".encode()
-        head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/xml\r\nConnection: close\r\n"
-        self._answer = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-        self._refuse_at = 1 << 60 if at else after + self.n_requests
+        self._refusal, self._refuse_at = (status, code), at
+        self._refuse_after = NEVER if at else after + self.n_requests
 
     def pass_on(self) -> None:
         """Refuse nothing any more."""
-        self._refuse_at, self._refuse_at_write = 1 << 60, b""
+        self._refuse_after, self._refuse_at = NEVER, ""
 
-    def _connect(self, client: socket.socket) -> None:
-        server = socket.create_connection((self._server.hostname, self._server.port))
-        self._open.append(server)
-        threading.Thread(target=self._requests, args=(client, server), daemon=True).start()
-        threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
 
-    def _requests(self, client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while content := client.recv(2**16):
-                line = content.partition(b"\r\n")[0]
-                if line.endswith(b"HTTP/1.1"):
-                    with self._counting:
-                        self.n_requests += 1
-                        self.listings += b"list-type" in line
-                        if (at := self._refuse_at_write) and re.match(rb"(PUT|POST) .*" + at, line):
-                            self._refuse_at = 0
-                    signed = b"Credential=" + self.refused_key + b"/"
-                    if self.n_requests > self._refuse_at or (self.refused_key and signed in content):
-                        head = self._answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-                        client.sendall(head if line.startswith(b"HEAD") else self._answer)
-                        client.shutdown(socket.SHUT_RDWR)
-                        return
-                    time.sleep(self.delay)
-                server.sendall(content)
-            server.shutdown(socket.SHUT_WR)
+    def fault_of(self, request: BaseHTTPRequestHandler) -> tuple[int, str] | str:
+        """Count a request and return its fault: an S3 status and code, "reset", "silence", or "" for none."""
+        with self.lock:
+            self.n_requests += 1
+            self.listings += "list-type" in request.path
+            if self.faults_left:
+                self.faults_left -= 1
+                return (503, "SlowDown") if self.fault == "slow down" else self.fault
+            if self._refuse_at and request.command in ("PUT", "POST") and re.search(self._refuse_at, request.path):
+                self._refuse_after = 0
+            signed = f"Credential={self.refused_key}/" in request.headers.get("Authorization", "")
+            return self._refusal if signed or self.n_requests > self._refuse_after else ""
+
+    def damaged(self, content: bytes) -> bytes:
+        """Flip a byte of a share of the files, or cut them."""
+        with self.lock:
+            if not content or self.draw.random() >= self.corrupted_share:
+                return content
+            self.n_corrupted += 1
+            if self.draw.random() < 0.3:
+                return content[: len(content) // 2]
+            place = self.draw.randrange(len(content))
+            return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FaultProxy
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault = self.server.fault_of(self)
+        if isinstance(fault, tuple):
+            error = f"<?xml version='1.0'?><Error><Code>{fault[1]}</Code><Message>told by the server</Message></Error>"
+            self._answer(fault[0], {"Content-Type": "application/xml", "Connection": "close"}, error.encode())
+        elif fault == "silence":
+            threading.Event().wait()
+        elif fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+        else:
+            time.sleep(self.server.delay)
+            answer, content = self._passed_on(body)
+            is_file = self.command == "GET" and answer.status < 300 and "list-type" not in self.path
+            self._answer(answer.status, dict(answer.headers), content, damage=is_file)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _passed_on(self, body: bytes) -> tuple[HTTPResponse, bytes]:
+        connection = HTTPConnection(self.server.server)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name not in ("Expect", "Connection")}
+            connection.request(self.command, self.path, body or None, headers)
+            answer = connection.getresponse()
+            return answer, answer.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, *, damage: bool = False) -> None:
+        self.send_response_only(status)
+        if self.command != "HEAD":
+            headers = {name: value for name, value in headers.items() if name != "Transfer-Encoding"}
+            headers["Content-Length"] = str(len(content))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        sent = self.server.damaged(content) if damage else content
+        self.close_connection |= len(sent) < len(content)
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+
+    def log_message(self, *_: object) -> None: ...

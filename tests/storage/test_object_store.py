@@ -18,7 +18,7 @@ from mixednuts_dist.storage import files, outages, s3
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows
-from tests.helpers.fault_proxy import CorruptingProxy, FaultProxy
+from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import Finished
 from tests.helpers.stored_rows import columns, summary
@@ -108,7 +108,7 @@ def test_run_tolerates_damaged_answers(
     """Answers are damaged on the way, but the files in the bucket are whole and none is quarantined."""
     monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(outages, "_LONGEST_WAIT", 0.05)
-    proxy = CorruptingProxy(object_store.endpoint, 0.3)
+    proxy = FaultProxy(object_store.endpoint, corrupted_share=0.3)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     try:
         config = tiny_run.config.with_changes(storage=object_store.uri("corrupted"))

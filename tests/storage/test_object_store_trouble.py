@@ -18,14 +18,14 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import outages
 from mixednuts_dist.storage.store import Store, concurrently
-from tests.helpers.fault_proxy import RefusingProxy
+from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.object_store import ObjectStore
 
 
 @pytest.fixture
-def proxy(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[RefusingProxy]:
+def proxy(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """In front of the server; fsspec reconnects before and after."""
-    made = RefusingProxy(object_store.endpoint)
+    made = FaultProxy(object_store.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
     s3fs.S3FileSystem.clear_instance_cache()
     yield made
@@ -42,7 +42,7 @@ SKEWED = (403, "RequestTimeTooSkewed", r"this machine's clock or the server's is
     [("read", *SKEWED), *((call, *EXPIRED) for call in ("exists", "read", "write", "create", "names", "delete"))],
 )
 def test_expired_token_and_wrong_clock_raise_at_once(
-    object_store: ObjectStore, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, call: str, status: int,
+    object_store: ObjectStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, call: str, status: int,
     code: str, message: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(outages.time, "sleep", lambda _: pytest.fail("it waits"))
@@ -81,7 +81,7 @@ def test_profile_token_is_renewed_in_time(
 
 @pytest.mark.parametrize("call", ["read", "create"])
 def test_rewritten_token_file_is_read_again(
-    object_store: ObjectStore, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+    object_store: ObjectStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
 ) -> None:
     """External tools renew `~/.aws/credentials`, which botocore reads only once."""
 
@@ -96,7 +96,7 @@ def test_rewritten_token_file_is_read_again(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     give("expired")
     proxy.refuse(*EXPIRED[:2], after=1 << 60)
-    proxy.refused_key = b"expired"
+    proxy.refused_key = "expired"
     store = Store(object_store.uri("file"))
     with pytest.raises(StoreError, match="the access token has expired"):
         store.read("there")
@@ -111,7 +111,7 @@ def test_rewritten_token_file_is_read_again(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_run_sends_few_requests_to_a_slow_server(
-    object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
+    object_store: ObjectStore, proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
 ) -> None:
     """A partition takes nine requests; everything else is a fixed number."""
     here = pipeline.run(tiny(), executor=local_executor).to_json()
@@ -129,7 +129,7 @@ def test_run_sends_few_requests_to_a_slow_server(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_objects_beside_a_run_cost_it_no_listing(
-    object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
+    object_store: ObjectStore, proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """With more than a listing's thousand objects under the prefix, `run` and `status` send no more requests."""
@@ -165,7 +165,7 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
     ids=["token at the start", "token in the attack", "token in the evaluation", "bucket in the attack"],
 )  # fmt: skip
 def test_storage_error_in_mid_run_ends_it_resumably(
-    object_store: ObjectStore, proxy: RefusingProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
+    object_store: ObjectStore, proxy: FaultProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
     refusal: tuple[int, str, str], at: str, written: tuple[int, int],
 ) -> None:  # fmt: skip
     """The server refuses every request from one write on: at the start, in the attack or in the evaluation."""
