@@ -8,6 +8,7 @@ from torch import nn
 
 from .classifiers.base_classifiers import classifier_checksum
 from .config.run_config import RunConfig
+from .config.search_config import criterion_stage
 from .config.uris import GIVEN
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
@@ -15,7 +16,6 @@ from .images.datasets import Dataset
 from .reports import report
 from .reports.results import RunResults
 from .stages import search
-from .stages.choosing import needed_stage
 from .stages.cross_check import cross_check
 from .stages.progress import RunProgress
 from .stages.runs import Run, open_run, reopen_run
@@ -83,7 +83,7 @@ def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: boo
     stages = {stage.name: stage for stage in stages_of(opened.config)}  # a stage may reject its keys before any pass
     if opened.config.std is not None:
         stages["attack"].complete(opened, executor, progress)
-        if needed := needed_stage(opened.config.search):
+        if needed := criterion_stage(opened.config.search.criterion):
             stages[needed].complete(opened, executor, progress)
         search.complete(opened, executor, progress)
     stages["evaluate"].complete(opened, executor, progress)

@@ -18,7 +18,8 @@ from ..config.register import EXECUTORS
 from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
-from .search_inputs import SearchInputs, SearchTask
+from ..selection.inputs import CachedLogits
+from .tasks import SearchTask
 from .timing import PassSeconds
 from .worker_spec import WorkerSpec
 
@@ -104,7 +105,7 @@ class Executor:
     def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
         """Export a stage's metrics, named as in `metrics.DESCRIPTIONS`, if the executor supports metrics."""
 
-    def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
+    def scoring(self, rows: CachedLogits, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
         """Return a function that scores grids in parallel, or None to score them in this process."""
         return None
 

@@ -18,10 +18,11 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ..config.compute_config import ComputeConfig
 from ..config.register import EXECUTORS
 from ..errors import ClusterError, log_json
+from ..selection.inputs import CachedLogits
 from .cluster import connect
 from .executor import Executor, PoolSettings, Scoring, WorkerLost
 from .metrics import export
-from .search_inputs import SearchInputs, SearchTask
+from .tasks import SearchTask
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
 
@@ -92,7 +93,7 @@ class RayExecutor(Executor):
         """Set gauges for Prometheus."""
         export(run_id, stage, values)
 
-    def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring:
+    def scoring(self, rows: CachedLogits, task: SearchTask, compute: ComputeConfig) -> Scoring:
         """Score by a Ray Tune job.
 
         If idle workers hold all cores, a trial reserves the memory of its cores instead of the cores, so that the
@@ -110,7 +111,7 @@ class RayExecutor(Executor):
             else:
                 self.end_idle()
         settings = PoolSettings.of(compute, max(1, n_trials), 0.0, placement=_placement(compute))
-        return TunedScoring(inputs, task, settings, reserved)
+        return TunedScoring(rows, task, settings, reserved)
 
 
 class RayWorker(AttackWorker):

@@ -21,14 +21,15 @@ from ray import tune
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..config.register import require_extensions
+from ..config.register import CRITERIA, require_extensions
 from ..config.uris import travelled
 from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid
+from ..selection.inputs import CachedLogits
 from ..selection.selection import score_candidates
 from .executor import PoolSettings
-from .search_inputs import SearchInputs, SearchTask
+from .tasks import SearchTask
 
 _MAX_FAILURES = 3  # per trial; a lost node does not count
 _QUIET = {
@@ -50,9 +51,9 @@ class TunedScoring:
     """
 
     def __init__(
-        self, inputs: SearchInputs, task: SearchTask, settings: PoolSettings, reserved: Mapping[str, float]
+        self, rows: CachedLogits, task: SearchTask, settings: PoolSettings, reserved: Mapping[str, float]
     ) -> None:
-        self._inputs, self._task, self._settings, self._reserved = inputs, task, settings, reserved
+        self._rows, self._task, self._settings, self._reserved = rows, task, settings, reserved
 
     def __call__(self, grids: Sequence[Grid]) -> list[Scores]:
         """Return the scores of every candidate of each grid.
@@ -75,7 +76,7 @@ class TunedScoring:
             "power": tune.grid_search([*grids[0].powers]),
             "bias": tune.grid_search([*grids[0].biases]),
         }
-        trial = tune.with_parameters(score_trial, inputs=self._inputs, task=self._task, grids=tuple(grids))
+        trial = tune.with_parameters(score_trial, rows=self._rows, task=self._task, grids=tuple(grids))
         with _experiment_folder(self._task) as folder, _quiet():
             tuner = tune.Tuner(
                 tune.with_resources(trial, _resources(self._reserved, self._settings.placement)),
@@ -113,14 +114,14 @@ def _joined(by_place: Mapping[tuple[float, float], Tensor], grid: Grid) -> Tenso
     return torch.cat(rows, dim=-2)
 
 
-def score_trial(config: dict[str, Any], inputs: SearchInputs, task: SearchTask, grids: Sequence[Grid]) -> None:
+def score_trial(config: dict[str, Any], rows: CachedLogits, task: SearchTask, grids: Sequence[Grid]) -> None:
     """Score all scales and betas at one power and bias, and report them to Tune."""
     torch.set_num_threads(1)
     require_extensions(task.extensions, travelled(task.working_folder))
     grid = grids[config["grid"]]
     key = task.content_hash, grid.pair
     if key not in _criteria:
-        _criteria[key] = inputs.criterion(task.criterion, *grid.pair)
+        _criteria[key] = CRITERIA.get(task.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
     criterion = _criteria[key]
     part = grid.at(config["power"], config["bias"])
     scores = score_candidates(criterion, part)

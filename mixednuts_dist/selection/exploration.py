@@ -6,9 +6,8 @@ configured first, the largest 1 - alpha, the smallest power, the smallest scale 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +20,6 @@ from .grid import AXES, WIDEST, Grid
 _KEYS = dict(AXES)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
-
-
-class Remark(NamedTuple):
-    """A remark on the choice of one beta, or on the search as a whole."""
-
-    beta: float | None  # None: about the whole search
-    sentence: str
-
-    def __str__(self) -> str:
-        return self.sentence if self.beta is None else f"beta {self.beta}: {self.sentence}"
 
 
 @dataclass(frozen=True)
@@ -51,14 +40,9 @@ class Selection:
     chosen: tuple[Choice | None, ...]  # one per beta, None if no candidate is left
 
     @property
-    def remarks(self) -> tuple[Remark, ...]:
-        """Remarks on the grid and on the choice of every beta."""
-        return remarks([self], self.chosen, self.betas)
-
-    @property
     def notes(self) -> tuple[str, ...]:
-        """The remarks as plain sentences."""
-        return tuple(map(str, self.remarks))
+        """Notes on the grid and on the choice of every beta."""
+        return notes([self], dict(zip(self.betas, self.chosen, strict=True)))
 
     @property
     def betas(self) -> tuple[float, ...]:
@@ -162,90 +146,76 @@ def undeployable_candidates(criterion: Criterion, grid: Grid, log_cutoffs: Tenso
     return overflow | ((vanishing | saturated | log_cutoffs.isnan()) & ~(log_cutoffs > 0))
 
 
-@dataclass(frozen=True)
-class Exploration:
-    """All that a search has tried: one grid per clamp and LayerNorm width, with one choice among them per beta."""
+def best_choice(parts: Sequence[Selection], beta: float) -> Choice | None:
+    """Return the best candidate of several grids at `beta`, None if none can be used; ties go to the first grid."""
+    choices = [choice for part in parts if (choice := part.choice(beta)) is not None]
 
-    parts: tuple[Selection, ...]  # in the order in which ties prefer them
+    def rank(choice: Choice) -> tuple[int, int]:
+        count = -choice.objective_count if parts[0].maximized else choice.objective_count
+        return count, -choice.kept_predicted if parts[0].inequality else 0
 
-    def choice(self, beta: float) -> Choice | None:
-        """Return the best candidate at `beta`, None if none can be used."""
-        choices = [choice for part in self.parts if (choice := part.choice(beta)) is not None]
-        return min(choices, key=self._rank) if choices else None
-
-    def wider(self, beta: float, n_widen: int) -> Grid | None:
-        """Return a wider grid for the clamp and width that are best at `beta`, or None if the search is over.
-
-        The grid grows up to `n_widen` times, each time beyond the edges on which the best candidate of any beta lies.
-        """
-        best = self.choice(beta)
-        if best is None:
-            return None
-        grid = next(part.grid for part in self.parts if part.grid.pair == (best.clamp, best.ln_k))
-        if grid.widenings >= n_widen:
-            return None
-        choices = [choice for beta in grid.betas if (choice := self.choice(beta)) is not None]
-        return grid.wider(*(each.at for each in choices if (each.clamp, each.ln_k) == grid.pair))
-
-    def with_part(self, part: Selection) -> "Exploration":
-        """Return the same with a grid instead of the narrower one with its clamp and width."""
-        return Exploration(tuple(part if old.grid.pair == part.grid.pair else old for old in self.parts))
-
-    def remarks(self, betas: Iterable[float]) -> tuple[Remark, ...]:
-        """Return remarks on the search as a whole, and on the choice of every beta."""
-        betas = tuple(betas)
-        return remarks(self.parts, [self.choice(beta) for beta in betas], betas)
-
-    def _rank(self, choice: Choice) -> tuple[float, ...]:
-        count = -choice.objective_count if self.parts[0].maximized else choice.objective_count
-        kept = -choice.kept_predicted if self.parts[0].inequality else 0
-        preferred = [part.grid.pair for part in self.parts].index((choice.clamp, choice.ln_k))
-        return count, kept, preferred, choice.log_one_minus_cutoff, choice.power, choice.scale, abs(choice.bias)
+    return min(choices, key=rank, default=None)
 
 
-def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: Iterable[float]) -> tuple[Remark, ...]:
-    """Report candidates that float32 cannot carry, an empty objective, grid edges, and violated assumptions."""
-    parts = tuple(parts)
+def wider_grid(parts: Sequence[Selection], beta: float, n_widen: int) -> Grid | None:
+    """Return a wider grid for the clamp and width that are best at `beta`, or None if the search is over.
+
+    A grid grows up to `n_widen` times, each time beyond the edges on which the best candidate of any beta lies.
+    """
+    best = best_choice(parts, beta)
+    if best is None:
+        return None
+    grid = next(part.grid for part in parts if part.grid.pair == best.pair)
+    if grid.widenings >= n_widen:
+        return None
+    choices = (best_choice(parts, each) for each in grid.betas)
+    return grid.wider(*(choice.at for choice in choices if choice and choice.pair == grid.pair))
+
+
+def notes(parts: Sequence[Selection], choices: Mapping[float, Choice | None]) -> tuple[str, ...]:
+    """Report candidates that float32 cannot carry, an empty objective, grid edges, and violated assumptions.
+
+    Args:
+        choices: the choice of each beta to report on.
+    """
     found = []
     if n_excluded := sum(part.n_undeployable for part in parts):
         n_candidates = sum(part.undeployable[0].numel() for part in parts)
-        sentence = (
+        found.append(
             f"{n_excluded:,} of {n_candidates:,} candidates {'was' if n_excluded == 1 else 'were'} left out at one "
             "beta or more because float32 could not carry their logits, margin threshold or 1 - alpha."
         )
-        found.append(Remark(None, sentence))
     if parts[0].n_objective == 0:
-        sentence = "No clean image is wrong: the objective is 0 for every candidate and the ties decided."
-        found.append(Remark(None, sentence))
-    for beta, choice in zip(betas, chosen, strict=True):
-        sentences = _choice_remarks(choice, parts) if choice else ["no candidate is feasible and deployable."]
-        found += [Remark(beta, sentence) for sentence in sentences]
+        found.append("No clean image is wrong: the objective is 0 for every candidate and the ties decided.")
+    for beta, choice in choices.items():
+        sentences = _choice_notes(choice, parts) if choice else ["no candidate is feasible and deployable."]
+        found += [f"beta {beta}: {sentence}" for sentence in sentences]
     return tuple(found)
 
 
-def _choice_remarks(choice: Choice, parts: Sequence[Selection]) -> list[str]:
-    part = next(part for part in parts if part.grid.pair == (choice.clamp, choice.ln_k))
-    notes = []
+def _choice_notes(choice: Choice, parts: Sequence[Selection]) -> list[str]:
+    part = next(part for part in parts if part.grid.pair == choice.pair)
+    found = []
     if choice.beta == 0:
-        notes.append("nothing is constrained; the margin threshold is the largest margin of any attacked image.")
+        found.append("nothing is constrained; the margin threshold is the largest margin of any attacked image.")
     if choice.on_grid_edge:
         keys = {name: _KEYS[name] for name in choice.on_grid_edge}
         ends = [f"{name} (at {getattr(choice, name):.3g})" for name in keys]
         listed = " and ".join(f"search.{key}" for key in keys.values())
-        notes.append(f"the optimum lies on the grid's edge in {', '.join(ends)}; widen {listed}.")
+        found.append(f"the optimum lies on the grid's edge in {', '.join(ends)}; widen {listed}.")
         at_limit = [key for name, key in keys.items() if not part.grid.beyond(key, getattr(choice, name))]
         if at_limit:
             limits = ", ".join(f"{key} {WIDEST[key][0]:g} to {WIDEST[key][1]:g}" for key in at_limit)
-            notes.append(f"a grid grows by itself no further than {limits}.")
+            found.append(f"a grid grows by itself no further than {limits}.")
     if choice.n_class_changes:
-        notes.append(
+        found.append(
             f"the transformation changes the class of {choice.n_class_changes} of {part.n_attacked + part.n_objective} "
             "images (assumption 4.2)."
         )
     if choice.n_only_rob_right:
-        notes.append(
+        found.append(
             f"{choice.n_only_rob_right} of {part.n_objective} clean images "
             f"{'is' if choice.n_only_rob_right == 1 else 'are'} right for transformed rob and "
             "wrong for std (assumption 4.1)."
         )
-    return notes
+    return found

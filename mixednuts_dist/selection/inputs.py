@@ -31,6 +31,12 @@ class AttackedPoints:
     def __len__(self) -> int:
         return len(self.image_P)
 
+    def joined(self, other: "AttackedPoints") -> "AttackedPoints":
+        """Return these examples, then the others; both know the classes of the standard classifier."""
+        std_pred_P = torch.cat([each.std_pred_P for each in (self, other) if each.std_pred_P is not None])
+        logits_PK = torch.cat([self.rob_logits_PK, other.rob_logits_PK])
+        return AttackedPoints(logits_PK, torch.cat([self.image_P, other.image_P]), std_pred_P)
+
     def of_images(self, mask_B: Tensor) -> "AttackedPoints":
         """Return the examples of the images where `mask_B` is true, with rows counted among those images."""
         mask_B = mask_B.to(self.image_P.device)
@@ -74,7 +80,8 @@ class CachedLogits:
     rob_attacked_BK: Tensor
     labels_B: Tensor
     std_pred_B: Tensor  # classes of the standard classifier on the clean images
-    points: AttackedPoints | None = None  # further adversarial examples; `image_P` are rows of these tables
+    # Further adversarial examples; `image_P` are rows of these tables. None for a search without refinement rounds.
+    points: AttackedPoints | None = None
     certificates: Certificates | None = None
 
 

@@ -3,31 +3,40 @@
 The images that the search read also made the choice, so on other images a choice reaches a little less than predicted.
 The evaluation measures how much.
 
-Shapes: B images.
+Shapes: B images, P adversarial examples, K classes.
 """
 
+import math
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
+from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_clean_correct, robust_lower_bound
+from ..mixing.transforms import LogitMap
 from .choice import Choice
 from .inputs import CachedLogits
 
 _TAIL = 0.025  # at each end of a 95% interval
+STEP_ROUNDING = 1e-9  # relative distance at which a margin equals the threshold
 
 
-def with_predictions(choice: Choice, cached: CachedLogits, *, kept_B: Tensor | None = None) -> Choice:
+def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
     """Return the choice with the clean and robust images that it predicts, and 95% binomial intervals.
 
-    `kept_B` are the images that remain robust, if more than one adversarial example per image is known.
+    If the rows have `points`, the margin threshold is centered first, and each image counts by its hardest example.
     """
     if not len(cached.labels_B):
         raise InvalidInputError("cached has no image: there is nothing to predict from")
-    clean_B, held_B = predicted_outcomes(choice, cached)
-    if kept_B is not None:
-        held_B = kept_B & (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B)
+    robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
+    if cached.points is None:
+        held_B = robust_B & robust_lower_bound(cached.rob_attacked_BK, cached.labels_B, choice.mixture())
+    else:
+        choice = centered_threshold(choice, cached)
+        held_B = robust_B & (hardest_log_gaps(cached, choice.transform()) <= choice.log_one_minus_cutoff)
+    clean_B = _clean_correct(choice, cached)
 
     from scipy.stats import binom  # takes most of a second to import
 
@@ -40,28 +49,66 @@ def with_predictions(choice: Choice, cached: CachedLogits, *, kept_B: Tensor | N
         choice,
         clean_correct=int(clean_B.sum()),
         kept_predicted=int(held_B.sum()),
-        n_robust=int((cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B).sum()),
+        n_robust=int(robust_B.sum()),
         total=len(clean_B),
         clean_interval=interval(clean_B),
         kept_interval=interval(held_B),
     )
 
 
-def predicted_outcomes(choice: Choice, cached: CachedLogits) -> tuple[Tensor, Tensor]:
-    """Return which clean images are correct, and which robust ones stay correct for any class of `std`, bool (B,)."""
-    mixture = choice.mixture()
-    clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
-    robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
-    return clean_B, robust_B & robust_lower_bound(cached.rob_attacked_BK, cached.labels_B, mixture)
-
-
 def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> str | None:
     """Return a warning if the choice `paper` is less accurate on these images than the choice `exact`."""
-    n_paper, n_exact = (int(predicted_outcomes(choice, cached)[0].sum()) for choice in (paper, exact))
+    n_paper, n_exact = (int(_clean_correct(choice, cached).sum()) for choice in (paper, exact))
     if n_paper >= n_exact:
         return None
     return (
         f"beta {exact.beta}: the paper's criterion would choose s = {paper.scale:.4g}, p = {paper.power:.4g}, "
         f"c = {paper.bias:.4g}, with which the mixture gets {n_paper} of {len(cached.labels_B)} clean images "
         f"right; the exact criterion's choice gets {n_exact}."
+    )
+
+
+def _clean_correct(choice: Choice, cached: CachedLogits) -> Tensor:
+    return mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, choice.mixture())
+
+
+def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool = False) -> Tensor:
+    """Return log(1 - margin) of M(rob) at the hardest known example of each image, (B,), float64.
+
+    The signed margin holds for any class of the standard classifier. Without `any_std`, the examples in `points` count
+    by the lead over its class, as in the search, if it is wrong and both `rob` and M(rob) are right.
+    """
+    labels_B, points = cached.labels_B, cached.points
+    if points is None:
+        return log_one_minus_signed_margin(transform(cached.rob_attacked_BK.double()), labels_B)
+    image_P, n_images = torch.cat([torch.arange(len(labels_B)), points.image_P]), len(labels_B)
+    rob_PK, labels_P = torch.cat([cached.rob_attacked_BK, points.rob_logits_PK]), labels_B[image_P]
+    mapped_PK = transform(rob_PK.double())
+    gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
+    if points.std_pred_P is not None and not any_std:
+        std_P = torch.cat([labels_B, points.std_pred_P])  # the label: an example of the attack counts by all classes
+        leads_P = (rob_PK.argmax(dim=1) == labels_P) & (mapped_PK.argmax(dim=1) == labels_P) & (std_P != labels_P)
+        gaps_P = torch.where(leads_P, log_one_minus_gap(mapped_PK, labels_P, std_P), gaps_P)
+    return gaps_P[:n_images].scatter_reduce(0, image_P, gaps_P, "amax")
+
+
+def centered_threshold(choice: Choice, cached: CachedLogits) -> Choice:
+    """Return the candidate with a lower margin threshold, in the middle of the interval with the same clean accuracy.
+
+    The search puts the threshold at an order statistic, so it equals the margin of one image, and any attack that
+    lowers that margin breaks the image. A lower threshold keeps at least as many images robust. The clean accuracy
+    changes only at a lead `p_t - p_k` of the class of M(rob) over that of `std` on a clean image. The new threshold
+    lies halfway to the next such lead.
+    """
+    mapped_BK = choice.transform()(cached.rob_clean_BK.double())
+    gaps_B = log_one_minus_gap(mapped_BK, mapped_BK.argmax(dim=1), cached.std_pred_B)
+    start = choice.log_one_minus_cutoff
+    above_B = gaps_B[(gaps_B > start + STEP_ROUNDING * abs(start)) & (gaps_B < 0)]
+    middle = (start + (float(above_B.min()) if len(above_B) else 0.0)) / 2
+    threshold = -math.expm1(middle)
+    return replace(
+        choice,
+        alpha=1 / (1 + threshold),
+        one_minus_alpha=threshold / (1 + threshold),
+        log_one_minus_cutoff=middle,
     )

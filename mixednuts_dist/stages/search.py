@@ -8,13 +8,14 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from ..config.run_config import RunConfig
+from ..config.search_config import criterion_stage
 from ..distributed.executor import Executor, executing
 from ..errors import ContentHashMismatch, DamagedFile
 from ..selection.grid import kept_images
 from ..storage.damage import set_aside_if_damaged
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
-from .choosing import CANDIDATES, Choosing, attacks_its_choice, needed_stage
+from .choosing import CANDIDATES, Choosing, attacks_its_choice
 from .driver_notes import stage_clock
 from .progress import RunProgress
 from .rounds import Rounds
@@ -43,7 +44,7 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
     _ = opened.config.required_std
     opened = opened.searched
     require_complete(opened, "attack", opened.attack_content_hash)
-    if (needed := needed_stage(opened.config.search)) is not None:
+    if (needed := criterion_stage(opened.config.search.criterion)) is not None:
         require_complete(opened, needed, stage_of(opened.config, needed).content_hash(opened))
     if opened.store.exists(SELECTED) and opened.store.exists(CANDIDATES):
         try:
@@ -89,9 +90,9 @@ def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> Se
     with executing(executor, opened.config.compute) as used:
         choosing = Choosing(opened, used)
         if attacks_its_choice(opened.config.search):
-            result = Rounds(opened, choosing.records, choosing, used, progress).run()
+            result = Rounds(choosing, used, progress).run()
         else:
-            result = choosing(None)
+            result = choosing(choosing.rows)
     choosing.store(result, opened.store.create)
     return read_search_result(opened)  # two drivers both deploy the result that was stored first
 
@@ -112,7 +113,7 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)
-        learnt = Rounds(opened, choosing.records, choosing, used, progress).learn(result)
+        learnt = Rounds(choosing, used, progress).learn(result)
     if learnt is None:
         return False
     choosing.store(learnt, opened.store.write)

@@ -15,10 +15,11 @@ from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import ray_executor as ray_executor_module
 from mixednuts_dist.distributed import tuning
 from mixednuts_dist.distributed.executor import PoolSettings
-from mixednuts_dist.distributed.search_inputs import SearchInputs, SearchTask
+from mixednuts_dist.distributed.tasks import SearchTask
 from mixednuts_dist.errors import ClusterError
-from mixednuts_dist.selection.criteria import Scores
+from mixednuts_dist.selection.criteria import ExactCriterion, Scores
 from mixednuts_dist.selection.grid import Grid
+from mixednuts_dist.selection.inputs import CachedLogits
 from mixednuts_dist.selection.selection import score_candidates
 from tests.helpers.worker_specs import unchecked_spec
 
@@ -26,7 +27,7 @@ GRID = Grid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5
 PAIRS = (("gelu", None), ("relu", None), ("gelu", 5))
 
 
-def inputs(n_images: int = 80, n_classes: int = 10) -> SearchInputs:
+def rows(n_images: int = 80, n_classes: int = 10) -> CachedLogits:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(n_classes, (n_images,), generator=generator)
     clean = torch.randn(n_images, n_classes, generator=generator)
@@ -35,7 +36,11 @@ def inputs(n_images: int = 80, n_classes: int = 10) -> SearchInputs:
     attacked[torch.arange(n_images), labels] -= 1
     std = torch.randn(n_images, n_classes, generator=generator)
     std[torch.arange(n_images), labels] += 3
-    return SearchInputs(labels.numpy(), std.numpy(), clean.numpy(), attacked.numpy())
+    return CachedLogits(clean, attacked, labels, std_pred_B=std.argmax(dim=1))
+
+
+def expected(grid: Grid) -> Scores:
+    return score_candidates(ExactCriterion.from_rows(rows(), clamp=grid.clamp, ln_k=grid.ln_k), grid)
 
 
 def grids() -> list[Grid]:
@@ -43,7 +48,7 @@ def grids() -> list[Grid]:
 
 
 def scored_on_tune(folder: Path, executor: Any, given: list[Grid], **compute: Any) -> list[Scores]:
-    scoring = executor.scoring(inputs(), SearchTask(str(folder), "0123abcd", "exact"), ComputeConfig(**compute))
+    scoring = executor.scoring(rows(), SearchTask(str(folder), "0123abcd", "exact"), ComputeConfig(**compute))
     return scoring(given)
 
 
@@ -55,8 +60,7 @@ def test_a_tune_job_has_the_scores_of_the_driver_to_the_bit(
     given = [*grids(), *others]
     found = scored_on_tune(tmp_path, ray_executor, given)
     for grid, scores in zip(given, found, strict=True):
-        expected = score_candidates(inputs().criterion("exact", *grid.pair), grid)
-        for part, wanted in zip(scores, expected, strict=True):
+        for part, wanted in zip(scores, expected(grid), strict=True):
             assert torch.equal(part.nan_to_num(7), wanted.nan_to_num(7))
     assert "Trial" not in capfd.readouterr().out
     assert len(list((tmp_path / "search" / "tune").glob("0123abcd-*/score_trial_*"))) == 3 * 8 + 1
@@ -67,18 +71,18 @@ def test_a_killed_trial_is_run_again(tmp_path: Path, ray_executor: Any, monkeypa
     """Each trial kills its own process the first time, as Linux does if memory runs out."""
     whole = tuning.score_trial
 
-    def killed_once(config: dict[str, Any], inputs: SearchInputs, task: SearchTask, grids: Sequence[Grid]) -> None:
+    def killed_once(config: dict[str, Any], rows: CachedLogits, task: SearchTask, grids: Sequence[Grid]) -> None:
         mark = Path(task.store_uri) / f"killed-{config['power']}-{config['bias']}"
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        whole(config, inputs, task, grids)
+        whole(config, rows, task, grids)
 
     monkeypatch.setattr(tuning, "score_trial", killed_once)
     grid = replace(GRID, powers=(1.0,), biases=(-0.6, 0.4))
     (found,) = scored_on_tune(tmp_path, ray_executor, [grid])
     assert len(list(tmp_path.glob("killed-*"))) == 2
-    assert torch.equal(found.counts, score_candidates(inputs().criterion("exact", *grid.pair), grid).counts)
+    assert torch.equal(found.counts, expected(grid).counts)
 
 
 @pytest.mark.alone
@@ -97,7 +101,7 @@ def test_search_keeps_idle_workers_that_hold_all_cores(tmp_path: Path, ray_execu
         ray_executor.release(spec, settings, worker)
         grid = replace(GRID, powers=(1.0,), biases=(-0.6, 0.4))
         (found,) = scored_on_tune(tmp_path, ray_executor, [grid])
-        assert torch.equal(found.counts, score_candidates(inputs().criterion("exact", *grid.pair), grid).counts)
+        assert torch.equal(found.counts, expected(grid).counts)
         assert ray_executor.hire(spec, settings) is worker
         assert worker.call("locate").result() == place
     finally:

@@ -1,13 +1,18 @@
 """The best margin threshold that keeps at least beta, against a plain loop over every distinct one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import log_one_minus_top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints
+from mixednuts_dist.selection.kernel import Slab
+from mixednuts_dist.selection.prediction import hardest_log_gaps
 from mixednuts_dist.selection.selection import select_parameters
 from tests.helpers.brute_force import AXES, GRID, every_outcome, exact, outcome, rows, smallest_margins, with_points
 
@@ -90,6 +95,22 @@ def test_stds_own_class_at_a_point_asks_for_less_than_any_class() -> None:
     assert (actual.objectives[usable].nan_to_num() >= worst.objectives[usable].nan_to_num()).all()
     assert (actual.objectives[usable] > worst.objectives[usable]).any()
     assert worst.for_beta(0.9).objective == runner_up.for_beta(0.9).objective
+
+
+@pytest.mark.parametrize("at", list(GRID)[::5])
+def test_prediction_uses_the_rule_of_the_search(at: tuple[float, float, float]) -> None:
+    cached = rows()
+    points = with_points(cached, 90)
+    std_pred = torch.randint(10, (90,), generator=torch.Generator().manual_seed(3))
+    cached = replace(cached, points=AttackedPoints(points.rob_logits_PK, points.image_P, std_pred))
+    scale, power, bias = at
+    criterion, slab = ExactCriterion.from_rows(cached, clamp="gelu", ln_k=None), Slab(bias, "gelu", (power,), (scale,))
+    attacked_n = criterion._log_gaps(criterion._gap_rows(slab)[0], slab)[0][0, 0]
+    counted_Ln = attacked_n <= attacked_n.sort().values.clamp(max=0)[:, None]
+    robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
+    gaps_n = hardest_log_gaps(cached, LogitTransform(scale, power, bias))[robust_B]
+    cutoffs_L = gaps_n.sort().values.clamp(max=0)
+    assert torch.equal(gaps_n <= (cutoffs_L + 1e-12 + 1e-9 * cutoffs_L.abs())[:, None], counted_Ln)
 
 
 def test_bad_points_are_errors() -> None:

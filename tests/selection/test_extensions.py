@@ -10,7 +10,7 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import clamp_shape
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.exploration import Exploration, Selection
+from mixednuts_dist.selection.exploration import Selection, best_choice, wider_grid
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
 from tests.helpers.brute_force import GRID, exact, rows
@@ -82,10 +82,10 @@ def test_a_criterion_of_a_users_is_searched_and_widened() -> None:
     def scored(grid: Grid) -> Selection:
         return Selection.of(criterion, grid, score_candidates(criterion, grid))
 
-    exploration = Exploration((scored(GRID),))
-    while wider := exploration.wider(0.9, 2):
-        exploration = exploration.with_part(scored(wider))
-    found, (part,) = exploration.choice(0.9), exploration.parts
+    part = scored(GRID)
+    while wider := wider_grid([part], 0.9, 2):
+        part = scored(wider)
+    found = best_choice([part], 0.9)
     assert found is not None
     assert part.criterion == "relaxed"
     assert found.objective == float(part.objectives[2][~part.infeasible[2] & ~part.undeployable[2]].min())

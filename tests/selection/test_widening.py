@@ -7,7 +7,7 @@ import torch
 
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Criterion, ExactCriterion
-from mixednuts_dist.selection.exploration import Exploration, Selection
+from mixednuts_dist.selection.exploration import Selection, best_choice, notes, wider_grid
 from mixednuts_dist.selection.grid import WIDEST, Grid, Pair
 from mixednuts_dist.selection.selection import score_candidates
 
@@ -28,29 +28,29 @@ def criterion(pair: Pair, n_images: int = 300) -> Criterion:
     return ExactCriterion.of(attacked, labels, clean, labels, std_pred, clamp=clamp, ln_k=ln_k)
 
 
-def explored(grid: Grid, pairs: tuple[Pair, ...], n_widen: int = 0) -> Exploration:
+def explored(grid: Grid, pairs: tuple[Pair, ...], n_widen: int = 0) -> list[Selection]:
     def scored(grid: Grid) -> Selection:
         return Selection.of(criterion(grid.pair), grid, score_candidates(criterion(grid.pair), grid))
 
-    exploration = Exploration(tuple(scored(replace(grid, clamp=clamp, ln_k=ln_k)) for clamp, ln_k in pairs))
-    while wider := exploration.wider(BETA, n_widen):
-        exploration = exploration.with_part(scored(wider))
-    return exploration
+    parts = {pair: scored(replace(grid, clamp=pair[0], ln_k=pair[1])) for pair in pairs}
+    while wider := wider_grid([*parts.values()], BETA, n_widen):
+        parts[wider.pair] = scored(wider)
+    return [*parts.values()]
 
 
-def chosen(exploration: Exploration) -> Choice:
-    choice = exploration.choice(BETA)
+def chosen(parts: list[Selection], beta: float = BETA) -> Choice:
+    choice = best_choice(parts, beta)
     assert choice is not None
     return choice
 
 
 def test_the_choice_is_the_best_over_all_clamps_and_widths() -> None:
     pairs: tuple[Pair, ...] = (("gelu", None), ("linear", None), ("gelu", 4))
-    exploration = explored(GRID, pairs)
-    counts = [part.for_beta(BETA).objective_count for part in exploration.parts]
+    parts = explored(GRID, pairs)
+    counts = [part.for_beta(BETA).objective_count for part in parts]
     assert len(set(counts)) > 1
-    assert chosen(exploration).objective_count == max(counts)
-    assert (chosen(exploration).clamp, chosen(exploration).ln_k) == pairs[counts.index(max(counts))]
+    assert chosen(parts).objective_count == max(counts)
+    assert chosen(parts).pair == pairs[counts.index(max(counts))]
 
 
 def test_ties_prefer_the_pair_that_comes_first() -> None:
@@ -59,30 +59,21 @@ def test_ties_prefer_the_pair_that_comes_first() -> None:
         assert chosen(explored(GRID, pairs)).ln_k == pairs[0][1]
 
 
-def test_remarks_name_the_whole_search() -> None:
-    saturated = replace(GRID, scales=(1.0, 1e6))
-    first, *others = explored(saturated, GELU).remarks([BETA])
-    assert first.beta is None
-    assert str(first).endswith("float32 could not carry their logits, margin threshold or 1 - alpha.")
-    assert all(remark.beta == BETA for remark in others)
-
-
 def test_grid_widens_until_the_optimum_is_inside_or_at_a_limit() -> None:
     narrow = Grid((0.1, 0.2), (1.0, 1.5), (-0.1, 0.0), (1.0, BETA))
     plain, widened = (explored(narrow, GELU, n) for n in (0, 16))
     assert chosen(plain).on_grid_edge
-    (part,) = widened.parts  # the wide grid holds the narrow one, and replaces it
+    (part,) = widened  # the wide grid holds the narrow one, and replaces it
     assert 1 <= part.grid.widenings < 16
     assert set(narrow) < set(part.grid)
     assert chosen(widened).objective_count >= chosen(plain).objective_count
     axes = {"scale": "scales", "power": "powers", "bias": "biases"}
     for beta in narrow.betas:
-        choice = widened.choice(beta)
-        assert choice is not None
+        choice = chosen(widened, beta)
         for name in choice.on_grid_edge:
             assert part.grid.beyond(axes[name], getattr(choice, name)) == (), "only a limit stops it"
             limit = "{} {:g} to {:g}".format(axes[name], *WIDEST[axes[name]])
-            assert any(limit in str(remark) for remark in widened.remarks([beta]))
+            assert any(limit in note for note in notes(widened, {beta: choice}))
 
 
 def test_grid_wider_grows_at_edges_within_the_limits() -> None:

@@ -1,29 +1,22 @@
 """Beta that holds when measured: the search attacks its own choice and chooses again with what it found."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
-from mixednuts_dist.selection.inputs import AttackedPoints
-from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
+from mixednuts_dist.stages.choosing import wanted_images
 from mixednuts_dist.stages.progress import RunProgress
-from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search_result import evaluate_content_hash
 from mixednuts_dist.storage.records import PartitionSummary, SearchResult
 from mixednuts_dist.storage.tables import read_columns
-from tests.helpers.brute_force import GRID, rows, with_points
 from tests.helpers.runs import tiny_content
 
 N_IMAGES = 32
@@ -182,29 +175,6 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     assert set(watcher.stages) == {"search/round-1"}
     assert watcher.seen == {("search/round-1", 2, 2)}
     assert [stage.stage for stage in run_status(config).stages] == ["attack", "evaluate"]
-
-
-@pytest.mark.parametrize("at", list(GRID)[::5])
-def test_prediction_uses_the_rule_of_the_search(at: tuple[float, float, float]) -> None:
-    cached = rows()
-    further = with_points(cached, 90)
-    std_pred = torch.randint(10, (90,), generator=torch.Generator().manual_seed(3))
-    further = AttackedPoints(further.rob_logits_PK, further.image_P, std_pred)
-    scale, power, bias = at
-    criterion = ExactCriterion.from_rows(replace(cached, points=further), clamp="gelu", ln_k=None)
-    gap_rows, _ = criterion._gap_rows(Slab(bias, "gelu", (power,), (scale,)))
-    attacked_n = criterion._log_gaps(gap_rows, Slab(bias, "gelu", (power,), (scale,)))[0][0, 0]
-    counted_Ln = attacked_n <= attacked_n.sort().values.clamp(max=0)[:, None]
-    points = Points(
-        torch.cat([torch.arange(len(cached.labels_B)), further.image_P]),
-        torch.cat([cached.rob_attacked_BK, further.rob_logits_PK]),
-        torch.cat([cached.std_pred_B, std_pred]),
-    )
-    gaps_B = points.largest_log_gaps(cached.labels_B, LogitTransform(scale, power, bias), any_std=False)
-    robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
-    gaps_n = gaps_B[robust_B]
-    cutoffs_L = gaps_n.sort().values.clamp(max=0)
-    assert torch.equal(gaps_n <= (cutoffs_L + 1e-12 + 1e-9 * cutoffs_L.abs())[:, None], counted_Ln)
 
 
 def targeted(config: RunConfig, **target: Any) -> RunConfig:

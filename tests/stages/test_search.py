@@ -165,7 +165,7 @@ def test_growing_grid_scores_each_candidate_once() -> None:
         scored.extend(at for grid in grids for at in grid)
         return [score_candidates(criteria[grid.pair], grid) for grid in grids]
 
-    (part,) = explored(SearchConfig(), criteria, scoring).parts
+    (part,) = explored(SearchConfig(), criteria, scoring)
     assert part.grid.widenings > 1
     assert sorted(scored) == sorted(part.grid)
     whole = search_grid(criteria["gelu", None], part.grid)
