@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -227,7 +227,6 @@ def load_pretrained(
     *,
     std: nn.Module | None = None,
     rob: nn.Module | None = None,
-    resolve: Callable[[str], nn.Module] | None = None,
     trust_code: bool = False,
 ) -> MixedClassifier:
     """Load what `save_pretrained` or `mixednuts export` wrote.
@@ -236,7 +235,6 @@ def load_pretrained(
         source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
         std: module to use instead of the one that the folder names; it receives the saved weights.
         rob: the same for the robust base classifier.
-        resolve: makes modules of URIs; by default `load_classifier`.
         trust_code: run the Python files of `source` that build its base classifiers. Read them first.
 
     Raises:
@@ -248,10 +246,10 @@ def load_pretrained(
     with local_folder(source, (".json", ".safetensors", *((".py",) if trust_code else ()))) as folder:
         content = _read_parameters(folder)
         stored = {role: StoredBase(**base) for role, base in content["base_classifiers"].items()}
-        given = {"std": std, "rob": rob}
-        stored = {role: _with_code(role, folder, base, trust_code) if given[role] is None and resolve is None else base
-                  for role, base in stored.items()}  # fmt: skip
-        std, rob = (_base(role, folder, stored[role], given[role], resolve) for role in ("std", "rob"))
+        for role, given in (("std", std), ("rob", rob)):
+            if given is None:  # before any weights are read
+                stored[role] = _with_code(role, folder, stored[role], trust_code)
+        std, rob = (_base(role, folder, stored[role], given) for role, given in (("std", std), ("rob", rob)))
     settings = dict(content["transform"])
     transform = LOGIT_MAPS[settings.pop("map")](**settings)
     return MixedClassifier(std, rob, transform, **content["mixture"])
@@ -308,14 +306,17 @@ def _read_parameters(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _base(
-    role: str, folder: Path, stored: StoredBase, given: nn.Module | None, resolve: Callable[[str], nn.Module] | None
-) -> nn.Module:
+def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None) -> nn.Module:
     if given is None and stored.uri is None:
         raise InvalidInputError(
             f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
         )
-    model = _built(role, stored, resolve) if given is None else given
+    uri = str(stored.uri)
+    if given is None:
+        bare = (without_weights(uri) or without_weights_argument(uri)) if stored.weights else None
+        model = load_classifier(bare or uri, role)
+    else:
+        model = given
     if stored.weights:
         try:
             load_model(model, str(folder / stored.weights))
@@ -324,18 +325,10 @@ def _base(
             raise InvalidInputError(
                 f"{folder / stored.weights} does not fit {role}, a {type(model).__name__}: {reason}"
             ) from error
-    if given is None and resolve is None and stored.sha256 and stored.uri:
+    if given is None and stored.sha256:
         advice = f"pass {role}=module to use other ones anyway"
-        _with_weights(model, role, stored.uri, stored.sha256, "those that were saved", advice)
+        _with_weights(model, role, uri, stored.sha256, "those that were saved", advice)
     return model
-
-
-def _built(role: str, stored: StoredBase, resolve: Callable[[str], nn.Module] | None) -> nn.Module:
-    assert stored.uri is not None
-    if resolve is not None:
-        return resolve(stored.uri)
-    bare = (without_weights(stored.uri) or without_weights_argument(stored.uri)) if stored.weights else None
-    return load_classifier(bare or stored.uri, role)
 
 
 def _with_code(role: str, folder: Path, stored: StoredBase, trust_code: bool) -> StoredBase:

@@ -44,8 +44,7 @@ def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMa
     model = mixed(transform=transform)
     save_pretrained(model, tmp_path, std_uri="demo:std", rob_uri="demo:rob")
     assert [path.name for path in tmp_path.iterdir()] == ["mixed_classifier.json"]
-    bases = {"demo:std": model.std, "demo:rob": model.rob}
-    loaded = load_pretrained(tmp_path, resolve=bases.__getitem__)
+    loaded = load_pretrained(tmp_path, std=model.std, rob=model.rob)
     assert torch.equal(loaded(images()), model(images()))
 
 
