@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .counts import Count
 from .drawing import CLASSIFIER_COLORS, PALETTE, PANEL, Figure, Row, Span, Spec, colors, key, layer, number, panel
+from .table import Cell, Table, heading
 
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 RIGHT_AND_WRONG = {"right": "#0f8f84", "wrong": "#b5761a"}
@@ -60,15 +61,20 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Figu
     return Figure([panel(*layers, height=max(30, round(len(names) * (12 + 13 * len(groups)))))])
 
 
-def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "correct images (%)") -> Figure:
-    """Draw bars of (name, group, count) in percent with 95% intervals."""
+def table_bars(table: Table, *columns: str, value: str = "correct images (%)") -> Figure:
+    """Draw a bar for each row and each of these columns; counts are in percent, with 95% intervals."""
     return bars(
         [
-            {"name": name, "group": group, "value": each.percent, "low": each.interval[0], "high": each.interval[1]}
-            for name, group, each in rows
+            {"name": str(row[table.columns[0]]), "group": heading(name), **_bar(row[name])}
+            for row in table.dicts()
+            for name in columns
         ],
         value=value,
     )
+
+
+def _bar(cell: Cell) -> Row:
+    return {"value": cell.percent, "low": cell.low, "high": cell.high} if isinstance(cell, Count) else {"value": cell}
 
 
 # --- clean against robust accuracy -----------------------------------------------------------------------------------
@@ -99,6 +105,18 @@ def accuracy_scatter(
     paths = {name: [{"clean": x, "robust": y} for x, y in curve] for name, curve in (curves or {}).items()}
     shown = window([*marks, *(step for curve in paths.values() for step in curve)])
     return Figure([scatter_panel(marks, paths, key(names), shown)])
+
+
+def table_scatter(table: Table) -> Figure:
+    """Draw the columns `clean` and `robust` of a table, one mark per row."""
+    rows = [(str(row[table.columns[0]]), row["clean"], row["robust"]) for row in table.dicts()]
+    return accuracy_scatter(
+        {
+            name: [(name, clean, robust)]
+            for name, clean, robust in rows
+            if isinstance(clean, Count) and isinstance(robust, Count)
+        }
+    )
 
 
 def window(rows: Sequence[Row]) -> tuple[Span, Span]:

@@ -5,7 +5,7 @@ A column has a name for scripts (`one_minus_alpha`); `HEADINGS` has its headings
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,14 +61,19 @@ class Table:
     printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Cell]], *, bold: str | None = None) -> "Table":
+    def of(cls, rows: Iterable[Mapping[str, Cell]], *, bold: str | None = None) -> "Table":
         """Return the table of these rows, whose keys are the columns."""
+        rows = list(rows)
         columns = list(rows[0])
         return cls(columns, [tuple(row[name] for name in columns) for row in rows], bold)
 
     def row(self, name: str) -> dict[str, Cell]:
-        """One row by its first cell, as column -> cell."""
-        return next(dict(zip(self.columns, row, strict=True)) for row in self.rows if row[0] == name)
+        """Return one row by its first cell, as column -> cell."""
+        return next(row for row in self.dicts() if row[self.columns[0]] == name)
+
+    def dicts(self) -> list[dict[str, Cell]]:
+        """Return the rows as column -> cell."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def only(self, columns: Sequence[str]) -> "Table":
         """The same with these columns alone."""
@@ -89,7 +94,7 @@ class Table:
         for index, name in enumerate(self.columns):
             counts = [_with_count(row[index], intervals) for row in self.rows if isinstance(row[index], Count)]  # type: ignore[arg-type]
             widest = max(map(len, counts), default=None)  # a heading may wrap, a count may not
-            shown.add_column(Text(_heading(name)), justify="right" if index else "left", min_width=widest)
+            shown.add_column(Text(heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
             texts = [Text(_with_count(cell, intervals) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
             shown.add_row(*texts, style="bold" if row[0] == self.bold else "")
@@ -131,7 +136,7 @@ class Table:
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-        head = [line([_heading(name) for name in self.columns]), line(["---"] * len(self.columns))]
+        head = [line([heading(name) for name in self.columns]), line(["---"] * len(self.columns))]
         return "\n".join([*head, *(line([cell_text(cell) for cell in row]) for row in self.rows)])
 
     def as_html(self, caption: str = "", css: str = "stack") -> Markup:
@@ -178,7 +183,8 @@ def print_table(table: Table, console: Console, title: str = "") -> None:
     console.print(table.terminal(console.width, title), highlight=False)
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """Return the heading of a column for people."""
     return HEADINGS[name][0] if name in HEADINGS else name.replace("_", " ")
 
 
@@ -210,4 +216,4 @@ def _latex_cell(cell: Cell) -> str:
     return "--" if cell is None else latex_text(cell_text(cell))
 
 
-_CELLS = {"heading": _heading, "text": cell_text, "percent": percent_text, "interval": interval_text}
+_CELLS = {"heading": heading, "text": cell_text, "percent": percent_text, "interval": interval_text}

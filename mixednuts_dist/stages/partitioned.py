@@ -27,19 +27,21 @@ def run_partitions(
     progress: RunProgress,
     weights: Mapping[Partition, float] | None = None,
     early_stop: EarlyStop | None = None,
+    label: str = "",
 ) -> None:
     """Have workers compute the unfinished partitions of a task.
 
     Args:
         weights: expected cost per partition; the most expensive partitions start first.
         early_stop: determines the order of the partitions, and when enough of them are done.
+        label: the name of the stage in the progress; by default that of the task.
 
     Raises:
         PartitionFailed: if partitions fail repeatedly; all others are finished first.
     """
     finished = finished_partitions(opened, task.stage, task.content_hash)
     todo = [partition for partition in opened.partitions if partition not in finished]
-    progress.stage_started(task.stage, opened.n_images, [*finished.values()])
+    progress.stage_started(label or task.stage, opened.n_images, [*finished.values()])
     index = IndexWriter(opened.rows, task.stage, task.content_hash, finished)
     n = len(finished)
     if early_stop:
@@ -47,7 +49,7 @@ def run_partitions(
     if not todo or (early_stop and early_stop.enough(finished.values())):
         index.flush()
         done = early_stop.sentence() if early_stop and todo else f"{n} of {n} partitions are done"
-        progress.stage_finished(task.stage, f"nothing to do: {done}")
+        progress.stage_finished(label or task.stage, f"nothing to do: {done}")
         return
     set_damaged_aside(opened.rows, rows_folder(task.stage, task.content_hash), todo)
     _delete_error_logs(opened.store, task.stage, todo)
@@ -60,7 +62,7 @@ def run_partitions(
     opened.rows.sweep()  # unfinished files of killed workers
     done = f"{n_computed} partition{'s' * (n_computed != 1)} computed"
     done += f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
-    progress.stage_finished(task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
+    progress.stage_finished(label or task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
 
 
 def _compute(

@@ -40,6 +40,21 @@ class AttackRecords:
     std_broken_N: Tensor  # bool: the standard classifier is wrong on the clean image, or APGD-CE + APGD-T broke it
     rob_broken_N: Tensor  # bool: `LN(rob)` is wrong on the clean image, or MMAA broke it
 
+    @property
+    def std_correct(self) -> Tensor:
+        """Return whether the standard classifier is correct on each clean image."""
+        return self.std_clean_NK.argmax(dim=1) == self.labels_N
+
+    @property
+    def rob_correct(self) -> Tensor:
+        """Return whether the robust classifier is correct on each clean image."""
+        return self.rob_clean_NK.argmax(dim=1) == self.labels_N
+
+    @property
+    def rob_attacked_correct(self) -> Tensor:
+        """Return whether the robust classifier is correct on each minimum-margin image."""
+        return self.rob_attacked_NK.argmax(dim=1) == self.labels_N
+
 
 @dataclass(frozen=True)
 class EvaluateRecords:

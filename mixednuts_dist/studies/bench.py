@@ -8,7 +8,7 @@ Shapes: N images, K classes.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..errors import ConfigError
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture, robust_lower_bound, tempered_log_probs
 from ..mixing.transforms import LogitMap
+from ..reports.counts import Count, count
 from ..reports.report import collect
 from ..reports.results import RunResults
 from ..selection.choice import Choice
@@ -41,7 +42,7 @@ from ..stages.runs import MOST_LOGITS, Run, open_run, searched_images
 from ..stages.search_result import read_search_result
 from ..stages.stage import stage_of
 from ..storage.partitions import split_images
-from ..storage.records import AttackRecords, PartitionSummary, SearchResult
+from ..storage.records import AttackRecords, SearchResult
 from ..storage.store import Store
 from ..storage.tables import read_attack_records, read_evaluate_records
 
@@ -58,6 +59,10 @@ class Measured:
     clean_N: Tensor
     robust_N: Tensor
     survived: dict[str, Tensor]  # attack -> still right after it and all before it
+
+    def cells(self) -> dict[str, Count]:
+        """Return the counts as cells `clean` and `robust` of a row."""
+        return {"clean": count(self.clean_N), "robust": count(self.robust_N)}
 
 
 class Bench:
@@ -219,7 +224,7 @@ class Bench:
         if rob == self.config.rob:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
-        stage_of(part.config, "attack").complete(part, self.executor, _Labelled(self.progress, f"MMAA on {rob}"))
+        self._complete(part, attack_stage.attack_task(part), f"MMAA on {rob}")
         return read_attack_records(part.rows, part.partitions, part.attack_content_hash)
 
     @property
@@ -253,32 +258,12 @@ class Bench:
         return replace(opened, inputs=replace(inputs, n_images=n_images), only=tuple(split_images(n_images, size)))
 
     def _complete(self, part: Run, task: Task, label: str) -> None:
-        run_partitions(part, task, self.executor, _Labelled(self.progress, label))
+        run_partitions(part, task, self.executor, self.progress, label=label)
 
 
 def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:
     """Return the rows at which the mask is True."""
     return AttackRecords(**{name: values[mask_N] for name, values in vars(records).items()})
-
-
-@dataclass(frozen=True)
-class _Labelled(RunProgress):
-    """RunProgress of a variant under its own label."""
-
-    inner: RunProgress
-    label: str
-
-    def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:  # noqa: ARG002
-        self.inner.stage_started(self.label, n_images, done)
-
-    def partition_done(self, summary: PartitionSummary) -> None:
-        self.inner.partition_done(PartitionSummary(**{**asdict(summary), "stage": self.label}))
-
-    def workers_seen(self, ready: int, asked: int) -> None:
-        self.inner.workers_seen(ready, asked)
-
-    def stage_finished(self, stage: str, message: str) -> None:  # noqa: ARG002
-        self.inner.stage_finished(self.label, message)
 
 
 # --- Algorithm 1 on rows ---------------------------------------------------------------------------------------------

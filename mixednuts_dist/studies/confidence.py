@@ -10,8 +10,8 @@ from torch import Tensor
 from ..config.register import STUDIES
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap, LogitTransform, layer_norm_logits
-from ..reports.charts import bars
-from ..reports.counts import Count, count
+from ..reports.charts import table_bars
+from ..reports.counts import count
 from ..reports.drawing import Figure, colors, layer, number, panel
 from ..reports.margins import MarginTally, margin_histograms, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
@@ -182,15 +182,14 @@ def confidence(bench: Bench) -> Outcome:
     for uri in (*bench.robs, std):
         name = f"std ({rob_name(uri)})" if uri == std else rob_name(uri)
         found = bench.attacked(f"MMAA on {name}", rob=uri, **TO_THE_END)
-        clean = count(found.rob_clean_NK.argmax(dim=1) == found.labels_N)
+        clean, robust = count(found.rob_correct), count(~found.rob_broken_N)
         medians = _medians(found.rob_clean_NK, found.rob_attacked_NK, found.labels_N, ln_k)
-        robust: Count = count(~found.rob_broken_N)
         rows.append({"classifier": name, "clean accuracy": clean, "robust accuracy": robust, **medians})
-    shown = [{"name": row["classifier"], "group": group, "value": row[group]} for row in rows for group in _GROUPS]
+    table = Table.of(rows)
     findings = tuple(_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows)
-    figure = bars(shown, value="median margin after LayerNorm")
+    figure = table_bars(table, *_GROUPS, value="median margin after LayerNorm")
     remarks = ("All are attacked to their minimum margin by MMAA after LayerNorm.", *bench.mmaa_reduction)
-    return Outcome(Table.of(rows), figure, findings, (*remarks, *few_robs(bench)))
+    return Outcome(table, figure, findings, (*remarks, *few_robs(bench)))
 
 
 def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> dict[str, Cell]:

@@ -10,14 +10,14 @@ from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitTransform
-from ..reports.charts import accuracy_scatter, count_bars
+from ..reports.charts import accuracy_scatter, table_bars, table_scatter
 from ..reports.counts import Count, count, minus, points_text, share_text
 from ..reports.table import Cell, Table
 from .bench import Bench, at_clean_accuracy, clean_correct, robust_bound, select, subset, weighted
 from .robust_classifiers import rob_name
 from .searches import chosen_cells, data_sizes
 from .study import Outcome, paper_tables, same_set_up
-from .variants import variants
+from .variants import measured_all, variants
 
 TEMPERATURES = (0.0, 0.5, 1.0)
 TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
@@ -37,26 +37,24 @@ MIXED = (
 def main_table(bench: Bench) -> Outcome:
     """Measure the base classifiers, the mixed classifier and the baseline Mixed, clean and attacked (section 5.1)."""
     results, mixed = bench.results, bench.results.row("mixed")
-    baseline = variants(bench, "classifier", {"Mixed": mixed_baseline(bench)})
-    plain = baseline.found["Mixed"]
+    plain = bench.measured("classifier: Mixed", mixed_baseline(bench)).cells()
     rows: list[dict[str, Cell]] = [
         {"classifier": row.classifier, "clean": row.clean, "robust": row.robust, "attack": row.attack}
         for row in results.accuracy
     ]
-    clean, robust = count(plain.clean_N), count(plain.robust_N)
-    rows.append({"classifier": "Mixed", "clean": clean, "robust": robust, "attack": "the attack of mixed"})
+    rows.append({"classifier": "Mixed", **plain, "attack": "the attack of mixed"})
+    table = Table.of(rows, bold="mixed")
     rob = results.row("rob")
     findings = (
         f"Against rob, mixed has {points_text(mixed.clean.percent - rob.clean.percent)} of clean accuracy and "
         f"{points_text(mixed.robust.percent - rob.robust.percent)} of robust accuracy.",
         f"Under the adaptive attack, mixed retains {share_text(results.kept or Count(0, 0))} of the images on which "
         "rob remains robust.",
-        f"Mixed is correct on {share_text(clean)} clean images and on {share_text(robust)} under attack.",
+        f"Mixed is correct on {share_text(plain['clean'])} clean images and on {share_text(plain['robust'])} under "
+        "attack.",
     )
-    marks = {row.classifier: [(row.classifier, row.clean, row.robust)] for row in results.accuracy}
-    figure = accuracy_scatter({**marks, "Mixed": [("Mixed", clean, robust)]})
     remarks = (MIXED, *(f"Mixed: {sentence}" for sentence in bench.reduction))
-    return Outcome(Table.of(rows, bold="mixed"), figure, findings, remarks)
+    return Outcome(table, table_scatter(table), findings, remarks)
 
 
 def mixed_baseline(bench: Bench) -> Mixture:
@@ -75,24 +73,18 @@ def error_rates(bench: Bench) -> Outcome:
     """Compare the error rates of `mixed` with those of `rob` (section 5.1)."""
     rob, mixed = bench.results.row("rob"), bench.results.row("mixed")
     pairs = {"clean": (rob.clean, mixed.clean), "robust": (rob.robust, mixed.robust)}
-    rows: list[dict[str, Cell]] = [
-        {
-            "images": name,
-            "rob's errors": _errors(before),
-            "mixed's errors": _errors(after),
-            "relative change (%)": _relative_change(before, after),
-        }
-        for name, (before, after) in pairs.items()
-    ]
-    findings = tuple(
-        f"On {name} images the errors go from {before.total - before.correct} to {after.total - after.correct} of "
-        f"{after.total}, {_change_text(_relative_change(before, after))}."
-        for name, (before, after) in pairs.items()
+    errors = {name: [Count(each.total - each.correct, each.total) for each in pair] for name, pair in pairs.items()}
+    changes = {name: 100 * (n.correct / of.correct - 1) if of.correct else None for name, (of, n) in errors.items()}
+    table = Table.of(
+        {"images": name, "rob's errors": before, "mixed's errors": after, "relative change (%)": changes[name]}
+        for name, (before, after) in errors.items()
     )
-    shown = [
-        (name, own, _errors(c)) for name, pair in pairs.items() for own, c in zip(("rob", "mixed"), pair, strict=True)
-    ]
-    return Outcome(Table.of(rows), count_bars(shown, value="errors (%)"), findings)
+    findings = tuple(
+        f"On {name} images the errors go from {before.correct} to {after.correct} of {after.total}, "
+        + (f"{minus(f'{change:+.2f}')}% relative." if change is not None else "with nothing to compare to.")
+        for (name, (before, after)), change in zip(errors.items(), changes.values(), strict=True)
+    )
+    return Outcome(table, table_bars(table, "rob's errors", "mixed's errors", value="errors (%)"), findings)
 
 
 @STUDIES(
@@ -107,7 +99,7 @@ def efficiency(bench: Bench) -> Outcome:
     if std is None or rob is None:
         raise InvalidInputError("a base classifier is a black box, so its parameters and operations cannot be counted")
     sizes = {"std": std, "rob": rob, "mixed": ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)}
-    rows: list[dict[str, Cell]] = [
+    table = Table.of(
         {
             "classifier": row.classifier,
             "parameters (M)": sizes[row.classifier].parameters / 1e6,
@@ -116,7 +108,7 @@ def efficiency(bench: Bench) -> Outcome:
             "robust": row.robust,
         }
         for row in bench.results.accuracy
-    ]
+    )
     more = 100 * (sizes["mixed"].flops / rob.flops - 1)
     findings = (
         f"One image costs mixed {sizes['mixed'].flops / 1e6:.4g} MFLOPs, {more:.2f}% more than rob alone. Mixing adds "
@@ -126,14 +118,14 @@ def efficiency(bench: Bench) -> Outcome:
         row.classifier: [(row.classifier, row.clean, row.robust)] for row in bench.results.accuracy
     }
     printed = same_set_up(paper_tables("efficiency"), bench.config)
-    for name in (str(cells[0]) for cells in printed.table.rows) if printed else ():
-        label = f"paper: {name}"
-        marks[label] = [(label, float(str(printed.value(name, "clean"))), float(str(printed.value(name, "robust"))))]  # type: ignore[union-attr]
+    for row in printed.table.dicts() if printed else ():
+        label = f"paper: {row['classifier']}"
+        marks[label] = [(label, float(str(row["clean"])), float(str(row["robust"])))]
     remarks = (
         "FLOPs count a multiplication and an addition as two, of convolutions and matrix products.",
         "The figure has the paper's other models if the run has the paper's set-up.",
     )
-    return Outcome(Table.of(rows), accuracy_scatter(marks), findings, remarks)
+    return Outcome(table, accuracy_scatter(marks), findings, remarks)
 
 
 @STUDIES(
@@ -149,8 +141,7 @@ def data_size(bench: Bench) -> Outcome:
         tried[str(size)] = best.mixture()
         on_all = count(clean_correct(best.mixture(), bench.rows))
         cells[str(size)] = {**chosen_cells(best), "clean on all images, exact": on_all}
-    done = variants(bench, "images searched", tried, cells)
-    return Outcome(done.table(), done.figure(), done.against(next(iter(tried))), bench.reduction)
+    return variants(bench, "images searched", tried, cells, reference=next(iter(tried)))
 
 
 @STUDIES(
@@ -181,16 +172,14 @@ def seen_unseen(bench: Bench) -> Outcome:
 
 def _by_seen(counts: Mapping[str, tuple[Count, Count]]) -> Outcome:
     """Return the table of the clean and robust counts on seen and on unseen images."""
-    rows: list[dict[str, Cell]] = [
-        {"images": name, "clean": clean, "robust": robust} for name, (clean, robust) in counts.items()
-    ]
+    table = Table.of({"images": name, "clean": clean, "robust": robust} for name, (clean, robust) in counts.items())
     pairs = dict(zip(("Clean", "Robust"), zip(*counts.values(), strict=True), strict=True))
     findings = tuple(
         f"{what}: {seen.percent:.1f}% on seen and {unseen.percent:.1f}% on unseen images; the 95% intervals "
         f"{'overlap' if seen.low <= unseen.high and unseen.low <= seen.high else 'do not overlap'}."
         for what, (seen, unseen) in pairs.items()
     )
-    return Outcome(Table.of(rows), accuracy_scatter({name: [(name, *pair)] for name, pair in counts.items()}), findings)
+    return Outcome(table, table_scatter(table), findings)
 
 
 @STUDIES(
@@ -211,9 +200,8 @@ def temperature(bench: Bench) -> Outcome:
         name: {"alpha": mixture.alpha, "clean on all images, exact": count(clean_correct(mixture, bench.rows))}
         for name, mixture in tried.items()
     }
-    done = variants(bench, "std", tried, cells)
     remark = f"Each has the largest alpha that has as many clean images correct as the deployed mixture, {n_correct}."
-    return Outcome(done.table(), done.figure(), done.against("T = 0"), (remark, *bench.reduction))
+    return variants(bench, "std", tried, cells, reference="T = 0", remarks=[remark])
 
 
 @STUDIES(
@@ -230,14 +218,12 @@ def no_transformation(bench: Bench) -> Outcome:
         deployed: bench.deployed(),
     }
     cells = {name: {"alpha": mixture.alpha, **on_all(bench, mixture)} for name, mixture in tried.items()}
-    done = variants(bench, "transformation of rob", tried, cells)
     remarks = (
         MIXED,
         f"The other rows have T = 0 and the alpha that retains beta = {bench.beta:g} of rob's attacked images under "
         "the stored adversarial examples.",
-        *bench.reduction,
     )
-    return Outcome(done.table(), done.figure(), done.against(deployed), remarks)
+    return variants(bench, "transformation of rob", tried, cells, reference=deployed, remarks=remarks)
 
 
 @STUDIES(
@@ -258,15 +244,15 @@ def trade_off(bench: Bench) -> Outcome:
     for family, mixtures in families.items():
         tried |= {f"{family}, beta = {b:g}": mixtures[b] for b in TRADE_OFF_BETAS if b in mixtures}
     cells = {name: {"alpha": mixture.alpha, **on_all(bench, mixture)} for name, mixture in tried.items()}
-    done = variants(bench, "mixture", tried, cells)
-    for name, one in done.found.items():
+    found = {name: one.cells() for name, one in measured_all(bench, "mixture", tried).items()}
+    for name, one in found.items():
         family, _, beta = name.partition(", beta = ")
-        marks.setdefault(family, []).append((beta, count(one.clean_N), count(one.robust_N)))
+        marks.setdefault(family, []).append((beta, one["clean"], one["robust"]))
     bases = _base_classifiers(bench)
     curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
     figure = accuracy_scatter({**marks, **{base[0]: [base] for base in bases}}, curves=curves)
-    rows = [dict(zip(done.table().columns, row, strict=True)) for row in done.table().rows]
-    nothing: dict[str, Cell] = dict.fromkeys(next(iter(cells.values())))
+    rows: list[dict[str, Cell]] = [{"mixture": name, **one, **cells[name]} for name, one in found.items()]
+    nothing = dict.fromkeys(next(iter(cells.values())))
     rows += [{"mixture": name, "clean": clean, "robust": robust, **nothing} for name, clean, robust in bases]
     remarks = (
         "Mixed is equation 1 of the paper at each beta: no transformation and T = 1.",
@@ -287,11 +273,8 @@ def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
     first = bench.first_rows
     robs = {"rob" if rob == bench.config.rob else rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
     return [
-        ("std", count(first.std_clean_NK.argmax(dim=1) == first.labels_N), count(~first.std_broken_N)),
-        *(
-            (name, count(rows.rob_clean_NK.argmax(dim=1) == rows.labels_N), count(~rows.rob_broken_N))
-            for name, rows in robs.items()
-        ),
+        ("std", count(first.std_correct), count(~first.std_broken_N)),
+        *((name, count(rows.rob_correct), count(~rows.rob_broken_N)) for name, rows in robs.items()),
     ]
 
 
@@ -328,17 +311,3 @@ def _crossing(marks: Mapping[str, list[tuple[str, Count, Count]]]) -> tuple[str,
         "accuracies.",
         *(f"MixedNUTS at beta = {name}: {c.percent:.1f}% clean, {r.percent:.1f}% robust." for name, c, r in ours),
     )
-
-
-def _errors(correct: Count) -> Count:
-    return Count(correct.total - correct.correct, correct.total)
-
-
-def _relative_change(before: Count, after: Count) -> float | None:
-    """Return the relative change of the error rate in percent; None if there was no error."""
-    wrong = before.total - before.correct
-    return None if not wrong else 100 * ((after.total - after.correct) / wrong - 1)
-
-
-def _change_text(change: float | None) -> str:
-    return "with nothing to compare to" if change is None else f"{minus(f'{change:+.2f}')}% relative"

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from ..config.register import STUDIES
 from ..errors import InvalidInputError
-from ..reports.charts import bars, count_bars
+from ..reports.charts import table_bars
 from ..reports.counts import compared, count, images_text
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice
@@ -32,45 +30,41 @@ def surrogate(bench: Bench) -> Outcome:
         f"r_d = {rd:g}": bench.measured(f"r_d = {rd:g}", attacks=(*white_box, "square"), rd=rd, **AS_PUBLISHED)
         for rd in (0.9, 0.0)
     }
-    rows: list[dict[str, Cell]] = []
-    shown, extra = [], []
-    for name, one in found.items():
-        before_N = one.survived[white_box[-1]]
-        extra.append(int((before_N & ~one.survived["square"]).sum()))
-        robust, before = count(one.robust_N), count(before_N)
-        rows.append(
-            {
-                "surrogate": name,
-                "robust": robust,
-                "Square's extra finds": extra[-1],
-                "after the white-box attacks": before,
-            }
-        )
-        shown += [(name, "after the white-box attacks", before), (name, "after Square", robust)]
+    before = {name: one.survived[white_box[-1]] for name, one in found.items()}
+    extra = {name: int((before[name] & ~one.survived["square"]).sum()) for name, one in found.items()}
+    table = Table.of(
+        {
+            "surrogate": name,
+            "robust": count(one.robust_N),
+            "Square's extra finds": extra[name],
+            "after the white-box attacks": count(before[name]),
+        }
+        for name, one in found.items()
+    )
     findings = (
         compared("Robust", ("r_d = 0", found["r_d = 0"].robust_N), ("r_d = 0.9", found["r_d = 0.9"].robust_N)),
-        f"Square breaks {images_text(extra[0])} that the white-box attacks left at r_d = 0.9, and {extra[1]} "
-        "at r_d = 0.",
+        f"Square breaks {images_text(extra['r_d = 0.9'])} that the white-box attacks left at r_d = 0.9, and "
+        f"{extra['r_d = 0']} at r_d = 0.",
     )
     square = (f"Square has {bench.budget.n_queries} queries.", WITHOUT_JOINT)
-    return Outcome(Table.of(rows), count_bars(shown), findings, (*bench.reduction, *square))
+    figure = table_bars(table, "after the white-box attacks", "robust")
+    return Outcome(table, figure, findings, (*bench.reduction, *square))
 
 
 @STUDIES("bypass", describes="Transfer from f_aux compared with the direct gradient bypass", section="B.2.2", order=8)
 def bypass(bench: Bench) -> Outcome:
     """Two ways around the one-hot std: transfer from f_aux, or f_mix's value with f_aux's gradient (appendix B.2)."""
     found = {mode: bench.measured(f"mode {mode}", mode=mode, **AS_PUBLISHED) for mode in ("transfer", "bypass")}
-    rows: list[dict[str, Cell]] = [
+    table = Table.of(
         {"mode": mode, "robust": count(one.robust_N), "clean": count(one.clean_N)} for mode, one in found.items()
-    ]
+    )
     both_N = found["transfer"].robust_N & found["bypass"].robust_N
     findings = (
         compared("Robust", ("transfer", found["transfer"].robust_N), ("bypass", found["bypass"].robust_N)),
         f"Under both modes together, {int(both_N.sum())} of {both_N.numel()} images remain robust.",
     )
-    shown = [(mode, "robust", count(one.robust_N)) for mode, one in found.items()]
-    figure = count_bars(shown, value="images right under attack (%)")
-    return Outcome(Table.of(rows), figure, findings, (*bench.reduction, WITHOUT_JOINT))
+    figure = table_bars(table, "robust", value="images right under attack (%)")
+    return Outcome(table, figure, findings, (*bench.reduction, WITHOUT_JOINT))
 
 
 @STUDIES(
@@ -91,10 +85,10 @@ def approximation(bench: Bench) -> Outcome:
                 "objective (%)": objectives[name],
                 "alpha": best.alpha,
                 "kept with the run's alpha": count(kept[name]),
-                "rob right": count(_right(found)),
+                "rob right": count(found.rob_attacked_correct),
             }
         )
-    n_wrong = int((sources["h-LN"].rob_clean_NK.argmax(dim=1) != sources["h-LN"].labels_N).sum())
+    n_wrong = int((~sources["h-LN"].rob_correct).sum())
     findings = (
         f"The objective goes from {objectives['h-LN']:.1f}% to {objectives['h-M']:.1f}% of {n_wrong} clean and "
         "wrong images when the perturbations are those against h-M itself.",
@@ -104,10 +98,11 @@ def approximation(bench: Bench) -> Outcome:
             ("against h-M", kept["h-M"]),
         ),
     )
-    shown = [{"name": name, "value": value} for name, value in objectives.items()]
-    figure = bars(shown, value="objective (%), smaller is better")
+    table = Table.of(rows)
     remarks = ("The objective is the paper's, at the run's own s, p and c.", *bench.mmaa_reduction)
-    return Outcome(Table.of(rows), figure, findings, remarks)
+    return Outcome(
+        table, table_bars(table, "objective (%)", value="objective (%), smaller is better"), findings, remarks
+    )
 
 
 def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
@@ -124,7 +119,3 @@ def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
             f"{chosen.bias:.4g} at beta = {bench.beta:g}: its threshold there is below 0, or so close to 1 that "
             "float32 carries no weight for `std`. A run with search.criterion = paper has one"
         ) from error
-
-
-def _right(rows: AttackRecords) -> Tensor:
-    return rows.rob_attacked_NK.argmax(dim=1) == rows.labels_N

@@ -8,9 +8,8 @@ from torch import Tensor
 from ..config.register import STUDIES
 from ..config.uris import parse_uri
 from ..errors import InvalidInputError
-from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap
-from ..reports.charts import bars, count_bars, lines
+from ..reports.charts import lines, table_bars
 from ..reports.counts import compared, count, share_text
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice
@@ -53,10 +52,10 @@ def parameter_transfer(bench: Bench) -> Outcome:
         for name, hits_N in right.items()
         if name != ours and ours in right
     ]
-    shown = [{"name": name, "group": "clean", "value": count(hits_N).percent} for name, hits_N in right.items()]
-    figure = bars(shown, value=f"clean accuracy of the mixture with {ours} (%)")
+    table = Table.of(rows)
+    figure = table_bars(table, columns[4], value=f"clean accuracy of the mixture with {ours} (%)")
     remarks = (*bench.mmaa_reduction, "alpha is found again on the run's own rows; s, p and c are taken over.")
-    return Outcome(Table.of(rows), figure, tuple(findings), (*remarks, *few_robs(bench)))
+    return Outcome(table, figure, tuple(findings), (*remarks, *few_robs(bench)))
 
 
 @STUDIES(
@@ -69,29 +68,32 @@ def base_choice(bench: Bench) -> Outcome:
     """Compare the robust accuracy of several robust classifiers with a margin (appendix D.6)."""
     found = {rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
     kept = {
-        name: [-torch.expm1(rows.log_one_minus_margin_N) >= margin for margin in MARGINS]
+        name: {
+            margin: count(~rows.rob_broken_N & (-torch.expm1(rows.log_one_minus_margin_N) >= margin))
+            for margin in MARGINS
+        }
         for name, rows in found.items()
     }
-    kept = {name: [~found[name].rob_broken_N & mask for mask in masks] for name, masks in kept.items()}
-    rows: list[dict[str, Cell]] = [
+    table = Table.of(
         {
             "rob": name,
-            "clean": count(found[name].rob_clean_NK.argmax(dim=1) == found[name].labels_N),
-            **{f"margin {margin:g}": count(mask) for margin, mask in zip(MARGINS, masks, strict=True)},
+            "clean": count(found[name].rob_correct),
+            **{f"margin {margin:g}": robust for margin, robust in counts.items()},
         }
-        for name, masks in kept.items()
-    ]
+        for name, counts in kept.items()
+    )
     findings = []
-    for index, margin in enumerate(MARGINS):
-        best = max(kept, key=lambda name: int(kept[name][index].sum()))
-        findings.append(f"Robust with a margin of at least {margin:g}: {best} leads, {_counts(kept, index)}.")
+    for margin in MARGINS:
+        best = max(kept, key=lambda name: kept[name][margin].correct)
+        each = ", ".join(f"{name} {counts[margin].correct} of {counts[margin].total}" for name, counts in kept.items())
+        findings.append(f"Robust with a margin of at least {margin:g}: {best} leads, {each}.")
     shown = [
-        {"x": margin, "y": count(mask).percent, "series": name}
-        for name, masks in kept.items()
-        for margin, mask in zip(MARGINS, masks, strict=True)
+        {"x": margin, "y": robust.percent, "series": name}
+        for name, counts in kept.items()
+        for margin, robust in counts.items()
     ]
     figure = lines(shown, x="margin of LayerNormed rob under MMAA", y="images robust with that margin (%)")
-    return Outcome(Table.of(rows), figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
+    return Outcome(table, figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
 
 
 @STUDIES(
@@ -104,28 +106,22 @@ def black_box(bench: Bench) -> Outcome:
     """Choose parameters for `rob` without gradients: Square as MMAA, transfer, or a guess (appendix D.5)."""
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
-    guess = Choice.published("cifar10")
-    mixtures: dict[str, Mixture | None] = {
-        "MMAA with gradients": _mixture(bench, bench.first_rows),
-        "Square as MMAA": _mixture(bench, blind),
-        **{f"transfer from {rob_name(rob)}": _mixture(bench, bench.other_rows(rob)) for rob in bench.robs[1:]},
-        "educated guess": guess.mixture(),
+    choices = {
+        "MMAA with gradients": _selected(bench, bench.first_rows),
+        "Square as MMAA": _selected(bench, blind),
+        **{f"transfer from {rob_name(rob)}": _selected(bench, bench.other_rows(rob)) for rob in bench.robs[1:]},
+        "educated guess": Choice.published("cifar10"),
     }
-    tried = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
-    cells: dict[str, dict[str, Cell]] = {}
-    for name, mixture in tried.items():
-        values = mixture.transform.settings()
-        cells[name] = {
-            "s": values["scale"], "c": values["bias"], "p": values["power"], "alpha": mixture.alpha
-        }  # fmt: skip
-    done = variants(bench, "source", tried, cells)
+    tried = {name: best for name, best in choices.items() if best is not None}
     remarks = (
         "The guess is the paper's s = 5, p = 4, c = -1.1, alpha = 0.99875 of CIFAR-10; a transfer takes alpha over.",
         f"Square as MMAA has {n_queries} queries and leaves {share_text(count(~blind.rob_broken_N))} right, MMAA with "
         f"gradients {share_text(count(~bench.first_rows.rob_broken_N))}.",
-        *bench.reduction, *few_robs(bench),
-    )  # fmt: skip
-    return Outcome(done.table(), done.figure(), done.against("MMAA with gradients"), remarks)
+        *few_robs(bench),
+    )
+    mixtures = {name: best.mixture() for name, best in tried.items()}
+    cells = {name: chosen_cells(best) for name, best in tried.items()}
+    return variants(bench, "source", mixtures, cells, reference="MMAA with gradients", remarks=remarks)
 
 
 @STUDIES(
@@ -157,10 +153,7 @@ def base_accuracy(bench: Bench) -> Outcome:
         compared("Attacked", ("h", attacked["h"]), ("h-M", attacked["h-M"])),
         compared("Attacked", ("h-LN", attacked["h-LN"]), ("h-M", attacked["h-M"])),
     )
-    columns_shown = [
-        (name, group, count(hits[name])) for name in maps for group, hits in (("clean", clean), ("attacked", attacked))
-    ]
-    return Outcome(table, count_bars(columns_shown), findings, bench.mmaa_reduction)
+    return Outcome(table, table_bars(table, "clean", "attacked"), findings, bench.mmaa_reduction)
 
 
 def rob_name(uri: str) -> str:
@@ -174,15 +167,6 @@ def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:
         return select(rows, bench.grid(), bench.criterion).for_beta(bench.beta)
     except InvalidInputError:
         return None
-
-
-def _mixture(bench: Bench, rows: AttackRecords) -> Mixture | None:
-    best = _selected(bench, rows)
-    return None if best is None else best.mixture()
-
-
-def _counts(kept: dict[str, list[Tensor]], index: int) -> str:
-    return ", ".join(f"{name} {int(masks[index].sum())} of {masks[index].numel()}" for name, masks in kept.items())
 
 
 def few_robs(bench: Bench) -> Sequence[str]:
