@@ -94,7 +94,7 @@ def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> d
             "status_of_all": lambda: _measured("status", config_file),
             "report": lambda: _measured("report", config_file),
             "resume": lambda: _measured("run", config_file),
-            "verify": lambda: _measured("verify", config_file),
+            "verify": lambda: _measured("status", config_file, "--verify"),
         }
         for name in [name for name in steps if name not in result]:
             result[name] = steps[name]()
@@ -199,15 +199,15 @@ def _write(opened: Run, stage: str, content_hash: str, columns: Any) -> float:
     return time.perf_counter() - started
 
 
-def _measured(command: str, config: Path) -> dict[str, float]:
+def _measured(command: str, config: Path, *options: str) -> dict[str, float]:
     """Seconds, CPU seconds and peak memory (MiB, of the process itself, as the system counts it) of a command."""
-    asked = [sys.executable, "-m", "mixednuts_dist", command, str(config)]
+    asked = [sys.executable, "-m", "mixednuts_dist", command, str(config), *options]
     told = subprocess.run([sys.executable, "-c", _LAUNCHER, *asked], capture_output=True, text=True, check=False)
     if told.returncode:
-        raise RuntimeError(f"mixednuts {command}: {told.stderr[-2000:]}")
+        raise RuntimeError(f"mixednuts {' '.join([command, *options])}: {told.stderr[-2000:]}")
     found: dict[str, float] = json.loads(told.stdout)
     line = "{seconds:8.1f} s {cpu_seconds:8.1f} s of CPU {peak_mib:8.0f} MiB".format(**found)
-    sys.stderr.write(f"{command:8} {line}\n")
+    sys.stderr.write(f"{' '.join([command, *options]):16} {line}\n")
     return found
 
 

@@ -146,14 +146,18 @@ def with_checksum(summary: PartitionSummary, content: bytes) -> PartitionSummary
 def verify(store: Store) -> tuple[list[Damage], int]:
     """Read every byte of every file; return the damaged files and the number of files.
 
-    A file is compared with its own checksums and with its sha256 in the index, unless the entry in the index describes
-    an earlier file of the same path. Ray Tune's own files are left out: some are named .json and hold pickles.
+    A file is whole if its sha256 is that of its index entry. Otherwise its own checksums decide, and a mismatch counts
+    as damage unless the entry describes an earlier file of the same path. Ray Tune's own files are left out, because
+    some are named .json and hold pickles.
     """
 
     def damage(path: str) -> Damage | None:
         content, entry = store.read(path), entries.get(path)
-        reason, sha256 = problem(path, content), hashlib.sha256(content).hexdigest()
-        if not reason and entry and entry.sha256 != sha256 and footer_of(io.BytesIO(content)).summary == entry:
+        sha256 = hashlib.sha256(content).hexdigest()
+        if entry and entry.sha256 == sha256:
+            return None
+        reason = problem(path, content)
+        if not reason and entry and footer_of(io.BytesIO(content)).summary == entry:
             reason = "its bytes are not those that were written"
         return Damage(path, reason, sha256) if reason else None
 

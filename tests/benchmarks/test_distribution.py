@@ -1,8 +1,10 @@
-"""The distribution benchmark at a size that a test can afford; the simulated tail at its full one."""
+"""The benchmarks of distribution and scale at a size that a test can afford; the simulated tail at its full one."""
+
+from pathlib import Path
 
 import pytest
 
-from benchmarks import distribution
+from benchmarks import distribution, scale
 from benchmarks.simulation import simulate
 from mixednuts_dist.attacks.budget import AttackBudget
 
@@ -40,3 +42,12 @@ def test_passes_are_counted_on_the_packaged_pair() -> None:
     passes = distribution.count_passes(n_images=4, n_iter=3)
     assert max(passes) >= 4 * 10
     assert min(passes) >= 1
+
+
+@pytest.mark.soak
+def test_scale_measures_every_command(tmp_path: Path) -> None:
+    found = scale.run(400, str(tmp_path))
+    assert found["partitions"] == 4
+    assert all(
+        found[step]["seconds"] > 0 for step in ("status", "search", "status_of_all", "report", "resume", "verify")
+    )
