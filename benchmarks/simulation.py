@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
@@ -116,7 +117,7 @@ class Bed(ActorWorker):
 def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_summary: Any) -> None:
     """All partitions, each slept for `seconds`, by the pool and its queue; needs Ray."""
     spec = WorkerSpec(
-        store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", checksums={},
+        store_uri="memory://sleep", data=DatasetSource(""), classifiers={}, checksums={},
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     task = Task(stage="", content_hash="")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import pipeline
+from .classifiers.base_classifiers import load_classifier
 from .config.run_config import parse_config
 from .config.search_config import SearchConfig
 from .config.threat import ThreatModel, check_threat
@@ -28,7 +29,6 @@ from .reports.figures import figures
 from .reports.page import report_files
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
-from .stages.run_inputs import run_classifier
 
 _BETA: float = SearchConfig.model_fields["beta"].default
 
@@ -183,7 +183,7 @@ def mix(
         with make_executor("debug") as executor:
             results = pipeline.run(config, executor=executor, progress=progress, drawn=False)
         searched = results.search
-        std, rob = (run_classifier(config, role) for role in ("std", "rob"))
+        std, rob = (load_classifier(source, role) for role, source in config.classifiers.items())
         mixture = replace(
             searched.deployed().mixture(), surrogate_alpha=searched.surrogate_alpha, rd=config.evaluate.rd
         )

@@ -9,7 +9,7 @@ from torch import nn
 from .classifiers.base_classifiers import classifier_checksum
 from .config.run_config import RunConfig
 from .config.search_config import criterion_stage
-from .config.uris import GIVEN
+from .config.uris import ClassifierSource, DatasetSource
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from .images.datasets import Dataset
@@ -72,11 +72,13 @@ def run(
 
 def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images: Dataset | None) -> RunConfig:
     """Return the configuration with the caller's objects, which the run names by their checksums."""
-    objects: dict[str, Any] = dict(classifiers)
-    labels = {role: f"{GIVEN}:{classifier_checksum(model, GIVEN)[:12]}" for role, model in classifiers.items()}
+    changes: dict[str, Any] = {
+        role: ClassifierSource.holding(model, classifier_checksum(model)) for role, model in classifiers.items()
+    }
     if images is not None:
-        objects["data"], labels["data"] = images, f"{GIVEN}:{images.checksum(len(images))[:12]}"
-    return config.with_objects(objects, labels) if objects else config
+        source = DatasetSource.holding(images, images.checksum(len(images)))
+        changes["data"] = config.data.with_changes(uri=source)
+    return config.with_changes(**changes) if changes else config
 
 
 def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunResults:

@@ -17,7 +17,7 @@ from mixednuts_dist.config.run_config import config_with_stages, stages_with_key
 from mixednuts_dist.config.search_config import RangeConfig
 from mixednuts_dist.config.section import Registered, Section
 
-_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 
 
 def config_reference() -> str:
@@ -68,7 +68,7 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return inner if origin is Annotated else f"list of {inner}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "{" + ", ".join(annotation.model_fields) + "}"
-    return _NAMES.get(annotation, str(annotation))
+    return next((_NAMES[kind] for kind in getattr(annotation, "__mro__", ()) if kind in _NAMES), str(annotation))
 
 
 if __name__ == "__main__":

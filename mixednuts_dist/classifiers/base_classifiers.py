@@ -7,7 +7,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attacks.red_flags import are_probabilities
-from ..config.register import CLASSIFIERS
-from ..config.uris import check_classifier_uri, is_black_box, parse_uri, without_weights
-from ..errors import BaseClassifierError, MissingExtra, MixedNutsError
+from ..config.uris import GIVEN, ClassifierSource
+from ..errors import BaseClassifierError, MixedNutsError
 from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 
@@ -47,43 +45,29 @@ class Normalized(nn.Module):
         return logits_BK
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """Copy a caller's module, in eval mode and without parameters that require gradients."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
-
-
 def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
     """Build the classifier that `uri` names, in eval mode and without parameters that require gradients.
 
     Args:
-        uri: for instance `timm:resnet18`; `mixednuts schema --names` lists the forms.
-        role: what error messages call it; "rob" also refuses black boxes, which have no gradient.
+        uri: for instance `timm:resnet18`; `mixednuts schema --names` lists the forms. A caller's module is copied.
+        role: what error messages call it.
 
     Raises:
         BaseClassifierError: for an unknown form, weights that are missing or of another architecture, a factory that
             fails, or one that returns no module.
     """
-    check_classifier_uri(uri, role)
-    parsed = parse_uri(uri)
-    opener = CLASSIFIERS.get(parsed.scheme)
-    try:
-        with torch.random.fork_rng(devices=[]):  # weights that a constructor draws are the same on every machine
-            torch.default_generator.manual_seed(int(parsed.option("seed") or 0) if parsed.option("weights") else 0)
-            model = opener(parsed)
-    except MissingExtra:
-        raise
-    except MixedNutsError as error:
-        raise BaseClassifierError(f"{role}={uri!r}: {error}") from error
-    except (Exception, SystemExit) as error:
-        what = "the factory failed" if uri.startswith("py:") else "cannot be built"
-        where = f"; relative paths in it start at {Path.cwd()}" if isinstance(error, FileNotFoundError) else ""
-        raise BaseClassifierError(f"{role}={uri!r}: {what}: {type(error).__name__}: {error}{where}") from error
+    source = ClassifierSource.of(uri)
+    source.check(role)
+    with torch.random.fork_rng(devices=[]):  # weights that a constructor draws are the same on every machine
+        torch.default_generator.manual_seed(int(source.option("seed") or 0) if source.option("weights") else 0)
+        model = source.open(role)
     if not isinstance(model, nn.Module):
-        raise BaseClassifierError(f"{role}={uri!r}: the factory returned {type(model).__name__}, not a torch module")
+        raise BaseClassifierError(f"{role}={uri!r} returned {type(model).__name__}, not a torch module")
+    model = model if source.given is None else copy.deepcopy(model)
     return model.eval().requires_grad_(False)
 
 
-def classifier_checksum(model: nn.Module, uri: str) -> str:
+def classifier_checksum(model: nn.Module, uri: str = GIVEN) -> str:
     """sha256 of every parameter and buffer; for a function also of its source file, for a black box also of its URI."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
@@ -91,10 +75,10 @@ def classifier_checksum(model: nn.Module, uri: str) -> str:
             continue
         sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    parsed = parse_uri(uri)
-    if parsed.scheme in ("py", "callable"):
-        sha.update(source_of(find_function(parsed.target)))
-    if is_black_box(uri):
+    source = ClassifierSource.of(uri)
+    if source.scheme in ("py", "callable"):
+        sha.update(source_of(find_function(source.target)))
+    if source.is_black_box:
         sha.update(uri.encode())
     return sha.hexdigest()
 
@@ -235,9 +219,10 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
     Raises:
         BaseClassifierError: if it cannot be built, or does not take images of that shape.
     """
-    if is_black_box(uri):
+    source = ClassifierSource.of(uri)
+    if source.is_black_box:
         return None
-    bare = without_weights(uri)
+    bare = source.without_weights()
     try:
         if bare is None:
             return measure(load_classifier(uri, role), image_shape)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import ResourceUri
+from ..config.uris import ClassifierSource
 from ..errors import BaseClassifierError
 from .factories import find_function, keyword_arguments
 
@@ -112,7 +112,7 @@ class BlackBoxClassifier(nn.Module):
 @CLASSIFIERS("callable", describes="your function, which returns logits or classes", order=9,
              forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
              gradients=False)  # fmt: skip
-def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
+def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
     """Wrap a function of numpy arrays; the URI's options are its keyword arguments."""
     function, options = find_function(uri.target), keyword_arguments(uri)
     return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
@@ -122,13 +122,13 @@ def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
              forms=("http://HOST/PATH[#classes=K]",), target="host", any_option=True, gradients=False)  # fmt: skip
 @CLASSIFIERS("https", describes="the same, encrypted", order=11, forms=("https://...",), target="host",
              any_option=True, gradients=False)  # fmt: skip
-def load_service(uri: ResourceUri) -> BlackBoxClassifier:
+def load_service(uri: ClassifierSource) -> BlackBoxClassifier:
     """The service at the URI; its query belongs to it."""
     n_classes = _n_classes(uri)
     return BlackBoxClassifier(HttpService(uri.text.partition("#")[0], n_classes), n_classes)
 
 
-def _n_classes(uri: ResourceUri) -> int | None:
+def _n_classes(uri: ClassifierSource) -> int | None:
     settings = dict(urllib.parse.parse_qsl(uri.fragment, keep_blank_values=True))
     written = settings.pop("classes", None)
     if settings or (uri.fragment and not (written or "").isdecimal()):

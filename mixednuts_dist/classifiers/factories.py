@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS, import_file
-from ..config.uris import ResourceUri, parse_uri, split_factory
+from ..config.uris import ClassifierSource, split_factory
 from ..errors import BaseClassifierError
 
 DEMO_EPS = 0.15
@@ -41,12 +41,12 @@ _N_CLASSES = 10
 @CLASSIFIERS("py", describes="your function, which returns a torch module", order=6,
              forms=("py:package.module:factory", "py:path/to/file.py:factory"),
              target="factory", any_option=True)  # fmt: skip
-def load_factory(uri: ResourceUri) -> Any:
+def load_factory(uri: ClassifierSource) -> Any:
     """Call the function with the URI's options as keyword arguments."""
     return find_function(uri.target)(**keyword_arguments(uri))
 
 
-def keyword_arguments(uri: ResourceUri) -> dict[str, Any]:
+def keyword_arguments(uri: ClassifierSource) -> dict[str, Any]:
     """The options, their values read as YAML: `?bias=2.5&names=[a,b]`.
 
     Raises:
@@ -77,7 +77,7 @@ def find_function(target: str) -> Callable[..., Any]:
 
 def without_weights_argument(uri: str) -> str | None:
     """A factory's URI with `weights=null`, where the factory takes `weights`: it then builds the bare architecture."""
-    parsed = parse_uri(uri)
+    parsed = ClassifierSource.of(uri)
     if parsed.scheme != "py" or "weights" not in inspect.signature(find_function(parsed.target)).parameters:
         return None
     kept = [f"{key}={quote(value)}" for key, value in parsed.options if key != "weights"]
@@ -142,7 +142,7 @@ class DigitsNet(nn.Module):
 @CLASSIFIERS("demo", describes="the embedded classifiers of the digits", order=1,
              forms=("demo:std", "demo:rob", "demo:rob_light", "demo:noisy"),
              target="std|rob|rob_light|noisy")  # fmt: skip
-def load_demo(uri: ResourceUri) -> DigitsNet:
+def load_demo(uri: ClassifierSource) -> DigitsNet:
     """The embedded classifier of that name."""
     return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light, "noisy": demo_noisy}[uri.target]()
 

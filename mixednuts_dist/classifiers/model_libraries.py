@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import Missing, ResourceUri, with_missing
+from ..config.uris import ClassifierSource, Missing, with_missing
 from ..errors import BaseClassifierError
 from .checkpoints import import_quietly, load_weights, quietly, tensors_only
 
@@ -35,7 +35,7 @@ def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missi
             )  # fmt: skip
 
 
-def _missing_from_timm(uri: ResourceUri) -> Iterator[Missing]:
+def _missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
     if uri.option("weights") or uri.option("checkpoint"):
         return
     timm = import_quietly("timm")  # the one library that must be imported to say where its weights are
@@ -48,7 +48,7 @@ def _missing_from_timm(uri: ResourceUri) -> Iterator[Missing]:
         yield from missing_checkpoint(config.url, f"timm:{uri.target}")
 
 
-def _missing_from_torchvision(uri: ResourceUri) -> Iterator[Missing]:
+def _missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
     if uri.option("weights") != "none" and not uri.option("checkpoint"):
         url = torchvision_url(uri.target, uri.option("weights") or "DEFAULT")
         yield from missing_checkpoint(url, f"torchvision:{uri.target}") if url else ()
@@ -106,7 +106,7 @@ def _url_in(tree: ast.Module, name: str, weights: str) -> str | None:
                       "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_from_timm)
-def load_timm(uri: ResourceUri) -> "Normalized":
+def load_timm(uri: ClassifierSource) -> "Normalized":
     """A timm model: its default pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
     Raises:
@@ -130,7 +130,7 @@ def load_timm(uri: ResourceUri) -> "Normalized":
 @CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
              target="repository", options={"num_classes": ("number", "of the last layer")}, downloads=True)  # fmt: skip
 @with_missing(lambda uri: missing_hub_files(uri.target, ("config.json",), _HUB_FILES))
-def load_hub(uri: ResourceUri) -> "Normalized":
+def load_hub(uri: ClassifierSource) -> "Normalized":
     """A model of the Hugging Face hub that timm can build, from the local cache or the network.
 
     Raises:
@@ -148,7 +148,7 @@ def load_hub(uri: ResourceUri) -> "Normalized":
                       "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_from_torchvision)
-def load_torchvision(uri: ResourceUri) -> "Normalized":
+def load_torchvision(uri: ClassifierSource) -> "Normalized":
     """A torchvision classifier: `weights=NAME` (DEFAULT by default), `checkpoint=FILE`, or `weights=none`.
 
     Raises:
@@ -182,20 +182,20 @@ def _normalized(net: "nn.Module") -> "Normalized":
     return Normalized(net, config["mean"], config["std"])
 
 
-def _with_checkpoint(model: "Normalized", uri: ResourceUri) -> "Normalized":
+def _with_checkpoint(model: "Normalized", uri: ClassifierSource) -> "Normalized":
     path = uri.option("checkpoint")
     if path is not None:
         load_weights(model.net, Path(path))
     return model
 
 
-def _n_classes(uri: ResourceUri) -> dict[str, int]:
+def _n_classes(uri: ClassifierSource) -> dict[str, int]:
     wanted = uri.option("num_classes")
     return {} if wanted is None else {"num_classes": int(wanted)}
 
 
 @contextlib.contextmanager
-def downloads(uri: ResourceUri) -> Iterator[None]:
+def downloads(uri: ClassifierSource) -> Iterator[None]:
     """Let a library download tensors only; the error explains what to do without a network."""
     try:
         with quietly(), tensors_only():

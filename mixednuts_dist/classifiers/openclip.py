@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import Missing, ResourceUri, with_missing
+from ..config.uris import ClassifierSource, Missing, with_missing
 from ..errors import BaseClassifierError, InvalidInputError, MissingExtra
 from .checkpoints import import_quietly
 from .model_libraries import downloads, missing_checkpoint, missing_hub_files
@@ -27,7 +27,7 @@ _HUB_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  #
 _PROMPTS_AT_ONCE = 256
 
 
-def _missing_files(uri: ResourceUri) -> Iterator[Missing]:
+def _missing_files(uri: ClassifierSource) -> Iterator[Missing]:
     classes = uri.option("classes")
     if classes and classes != "imagenet" and not Path(classes).is_file():
         yield Missing("file of class names", str(Path(classes).absolute()), "write it: one name a line, in label order")
@@ -57,7 +57,7 @@ def _missing_files(uri: ResourceUri) -> Iterator[Missing]:
                       "weights": ("none", "the same as pretrained=none"), "seed": ("number", "of random weights")},
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_files)
-def load_openclip(uri: ResourceUri) -> "nn.Module":
+def load_openclip(uri: ClassifierSource) -> "nn.Module":
     """The zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
 
     Raises:
@@ -138,11 +138,11 @@ def _library() -> Any:
         raise MissingExtra("openclip", str(error.name), "clip") from error
 
 
-def _is_random(uri: ResourceUri) -> bool:
+def _is_random(uri: ClassifierSource) -> bool:
     return "none" in (uri.option("weights"), uri.option("pretrained"))
 
 
-def _class_names(uri: ResourceUri) -> list[str]:
+def _class_names(uri: ClassifierSource) -> list[str]:
     path = uri.option("classes")
     if path is None:
         raise BaseClassifierError(
@@ -155,7 +155,7 @@ def _class_names(uri: ResourceUri) -> list[str]:
     return names
 
 
-def _templates(uri: ResourceUri) -> list[str]:
+def _templates(uri: ClassifierSource) -> list[str]:
     given = uri.option("template") or TEMPLATE
     templates = _lines(given) if given.endswith(".txt") else [given]
     for template in templates or [""]:

@@ -20,9 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import Missing, ResourceUri, with_missing
+from ..config.uris import ClassifierSource, Missing, with_missing
 from ..errors import BaseClassifierError
 from .checkpoints import import_quietly, quietly, read_state_dict, require_checkpoint, tensors_only
 
@@ -125,7 +126,7 @@ def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
     return found
 
 
-def _missing_weights(uri: ResourceUri) -> Iterator[Missing]:
+def _missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
     if uri.option("weights") == "none":
         return
     if _is_whole_mixture(uri):
@@ -158,7 +159,7 @@ def _missing_weights(uri: ResourceUri) -> Iterator[Missing]:
                       "weights": ("none", "random ones"), "seed": ("number", "of weights=none")},
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_weights)
-def load_zoo_model(uri: ResourceUri) -> "nn.Module":
+def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
     """The model with its published weights, or with `weights=none` as its constructor leaves it.
 
     Raises:
@@ -187,11 +188,11 @@ def load_zoo_model(uri: ResourceUri) -> "nn.Module":
     return model
 
 
-def _is_whole_mixture(uri: ResourceUri) -> bool:
+def _is_whole_mixture(uri: ClassifierSource) -> bool:
     return uri.target == MIXTURE and uri.option("part") is None
 
 
-def _parts(uri: ResourceUri) -> tuple[ResourceUri, ResourceUri]:
+def _parts(uri: ClassifierSource) -> tuple[ClassifierSource, ClassifierSource]:
     """The URIs of the base classifiers of the published mixed classifier.
 
     Raises:
@@ -200,11 +201,12 @@ def _parts(uri: ResourceUri) -> tuple[ResourceUri, ResourceUri]:
     dataset, threat = _benchmark(uri)
     if threat != "Linf":
         raise BaseClassifierError(f"{MIXTURE} is published for threat=Linf, not {threat}. Leave out threat={threat}")
-    std = replace(uri, options=(*uri.options, ("part", "std")))
-    return std, replace(uri, target=_ROBUST_PARTS[dataset])
+    options = urlencode(uri.options)
+    rob, std = f"{uri.scheme}:{_ROBUST_PARTS[dataset]}", f"{uri.scheme}:{uri.target}"
+    return ClassifierSource(f"{std}?{options}&part=std"), ClassifierSource(f"{rob}?{options}")
 
 
-def _published_mixture(uri: ResourceUri) -> "nn.Module":
+def _published_mixture(uri: ClassifierSource) -> "nn.Module":
     """Build the mixed classifier of the paper from its two parts and the published parameters."""
     from ..mixing.classifier import MixedClassifier
     from ..selection.choice import Choice
@@ -214,7 +216,7 @@ def _published_mixture(uri: ResourceUri) -> "nn.Module":
     return MixedClassifier.from_mixture(std, rob, published.mixture()).eval()
 
 
-def random_zoo_model(uri: ResourceUri) -> "nn.Module":
+def random_zoo_model(uri: ClassifierSource) -> "nn.Module":
     """The model's class as its constructor leaves it."""
     dataset, entry = _benchmark(uri)[0], _entry(uri)
     with quietly():
@@ -236,13 +238,13 @@ def _published_std(dataset: str) -> "nn.Module":
     return make(head_size=_N_CLASSES[dataset], zero_head=False, return_features=False)
 
 
-def _benchmark(uri: ResourceUri) -> tuple[str, str]:
+def _benchmark(uri: ClassifierSource) -> tuple[str, str]:
     dataset, threat = uri.option("dataset", "cifar10"), uri.option("threat", "Linf")
     assert dataset is not None and threat is not None
     return dataset, threat
 
 
-def _entry(uri: ResourceUri) -> dict[str, Any]:
+def _entry(uri: ClassifierSource) -> dict[str, Any]:
     dataset, threat = _benchmark(uri)
     models = import_robustbench("robustbench.model_zoo").model_dicts
     known = {str(getattr(key, "value", key)): value for key, value in models.items()}[dataset]
@@ -254,7 +256,7 @@ def _entry(uri: ResourceUri) -> dict[str, Any]:
     return names[uri.target]
 
 
-def _no_such_model(uri: ResourceUri, names: list[str]) -> BaseClassifierError:
+def _no_such_model(uri: ClassifierSource, names: list[str]) -> BaseClassifierError:
     close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0.3) or names[:5]
     dataset, threat = _benchmark(uri)
     return BaseClassifierError(
@@ -263,7 +265,7 @@ def _no_such_model(uri: ResourceUri, names: list[str]) -> BaseClassifierError:
     )
 
 
-def _weight_files(uri: ResourceUri, drive_ids: str | list[str] | None) -> list[tuple[Path, str]]:
+def _weight_files(uri: ClassifierSource, drive_ids: str | list[str] | None) -> list[tuple[Path, str]]:
     """Where RobustBench looks for the weights, and their Google Drive ids; none if another library fetches them."""
     folder = Path(uri.option("model_dir") or MODEL_DIR).joinpath(*_benchmark(uri))
     if isinstance(drive_ids, list):
@@ -282,7 +284,7 @@ def _with_tensors(model: "nn.Module", path: Path) -> "nn.Module":
     return model
 
 
-def _registered_in_timm(uri: ResourceUri) -> str | None:
+def _registered_in_timm(uri: ClassifierSource) -> str | None:
     dataset, threat = _benchmark(uri)
     name = f"{uri.target}_{dataset}_{threat}".lower().replace("-", "_")
     return name if importlib.import_module("timm").is_model(name) else None

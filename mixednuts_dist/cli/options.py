@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config.run_config import RunConfig, load_config
-from ..config.uris import check_uris, needs_trust
+from ..config.uris import needs_trust
 from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable, redacted
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Invocation:
         config = self.config
         if not config.trusted and (outside := config.outside()):
             raise ConfigError(needs_trust(self.source, outside))
-        check_uris(data=config.data.uri, std=config.std, rob=config.rob)
+        config.check_sources()
         line = f"run {config.run_id()} in {config.storage}: loading PyTorch"
         if log_is_json():
             logger.info(line, extra={"run": config.run_id()})

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..config.register import REGISTERS
 from ..config.run_config import RunConfig, config_with_stages, load_config, stages_with_keys
-from ..config.uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
+from ..config.uris import TWO_CHECKPOINTS, ClassifierSource
 from ..errors import ConfigError, MixedNutsError
 from .options import command, config_argument, config_of, local_option, reported, set_option, typed
 
@@ -38,7 +38,7 @@ def init(file: str, model: str | None) -> None:
         template = TEMPLATE if model is None else ONE_CLASSIFIER
         path.write_text(template.format(file=file, model=model, name=name.lstrip("-") or "mine"))
         nets, written = path.with_name("nets.py"), str(path)
-        if (model is None or nets.name in code_files(model)) and not nets.exists():
+        if (model is None or ClassifierSource(model).code_file == nets.name) and not nets.exists():
             nets.write_text(TWO_CHECKPOINTS)
             written = f"{path} and {nets}"
         console.print(f"Wrote {written}. Edit, then run: {typed('check', file)}")
@@ -78,7 +78,8 @@ def _fetch(config: RunConfig, console: Console) -> None:
     """Download missing files; `check` lists those that cannot be downloaded among the problems."""
     from ..classifiers.checkpoints import fetch
 
-    for key, item in missing_inputs(data=config.data.uri, std=config.std, rob=config.rob):
+    lacking = [(key, item) for key, source in config.sources.items() for item in source.missing(key)]
+    for key, item in lacking:
         console.print(f"{key}: {item.what} -> {item.path}")
         try:
             click.echo(f"sha256 {fetch(item)}  {item.path}")
@@ -87,11 +88,9 @@ def _fetch(config: RunConfig, console: Console) -> None:
 
 
 def _missing(config: RunConfig) -> Iterator[str]:
-    for key, uri in (("data.uri", config.data.uri), ("std", config.std), ("rob", config.rob)):
-        if uri is None:
-            continue
+    for key, source in config.sources.items():
         try:
-            for lacking in missing_input(key, uri):
+            for lacking in source.missing(key):
                 yield f"{key}: {lacking.what} is missing: {lacking.path}\n    {lacking.command}"
         except MixedNutsError as error:
             yield str(error)

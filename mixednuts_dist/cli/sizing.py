@@ -8,7 +8,6 @@ import click
 from rich.console import Console
 
 from ..config.run_config import RunConfig
-from ..config.uris import known_image_shape
 from .options import INTERRUPTED, Invocation, run_command
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | 
     from ..classifiers.base_classifiers import ModelSize, measure_uri
     from ..images.datasets import open_dataset
 
-    known = known_image_shape(config.data.uri)
+    known = config.data.uri.image_shape
     shape = tuple(open_dataset(config.data.uri).read(0, 1)[0].shape[1:]) if known is None else known
     rob = measure_uri(config.rob, "rob", shape)
     if config.std is None:

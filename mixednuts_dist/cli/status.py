@@ -132,7 +132,7 @@ def _run_cells(run: Run) -> dict[str, Any]:
     gpu, core = device_hours(every)
     clean, robust = outcome_counts(summaries["evaluate"]) if "evaluate" in summaries else (None, None)
     cells = (
-        config.written(config.data.uri),
+        config.data.uri.written,
         str(config.threat.threat_model()),
         clean,
         robust,

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..config.register import STUDIES
 from ..config.section import read_fraction
-from ..config.uris import check_dataset_uri, check_uris
+from ..config.uris import DatasetSource
 from ..errors import ClusterError
 from .options import (
     RESUMES,
@@ -46,7 +46,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, install_deps: 
     """
     with reported("Interrupted. The job continues.") as console:
         loaded = config_of(config, overrides)
-        check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
+        loaded.check_sources()
         travelling = _travelling(config, loaded.storage)
         from ..distributed.submission import follow_job, submit_job
 
@@ -186,7 +186,7 @@ def prepare(uri: str, output: str, num_images: int | None) -> None:
     RAY_ADDRESS.
     """
     with reported(RESUMES) as console:
-        check_dataset_uri(uri)
+        DatasetSource(uri).check("data.uri")
         from ..distributed import preparation as stage
         from ..distributed.executor import make_executor
         from .terminal import PreparationProgress

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,7 +18,7 @@ from .register import ATTACKS, STAGES, load_extensions
 from .search_config import SearchConfig, criterion_stage
 from .section import Positive, Section
 from .threat import check_norm
-from .uris import beside, code_files, dataset_forms, is_black_box, placed, reaches_out
+from .uris import ClassifierSource, DatasetSource, Find, Located, Source, beside
 from .versions import FAST
 
 RUNS = "runs"  # the folder of the runs of one name
@@ -43,7 +43,7 @@ RESULTS_VERSION = 4  # part of every content hash; it rises if the same configur
 class DataConfig(Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
-    uri: str = Field(description=", ".join(dataset_forms()))
+    uri: DatasetSource = Field(description=", ".join(DatasetSource.forms()))
     n: int | None = Field(
         default=None, gt=0, le=10**9, description="Number of images, from the first one on. By default, all images."
     )
@@ -61,12 +61,12 @@ class RunConfig(Section):
         json_schema_extra={"pattern": f"^{_NAME}$"}, description="Name of the run, with which its run ID begins."
     )
     data: DataConfig
-    std: str | None = Field(
+    std: ClassifierSource | None = Field(
         default=None,
         description="URI of the standard (accurate) classifier, which may be a black box. Without it, the run is "
         "AutoAttack on the robust classifier alone.",
     )
-    rob: str = Field(
+    rob: ClassifierSource = Field(
         description="URI of the robust classifier. A black box needs `attack.method: square`; Square evaluates it."
     )
     names: Mapping[Literal["std", "rob", "mixed"], str] = Field(
@@ -93,7 +93,7 @@ class RunConfig(Section):
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
-    extensions: tuple[str, ...] = Field(
+    extensions: tuple[Located, ...] = Field(
         default=(), description="Your Python files that register attacks, losses, clamps, datasets, and so on."
     )
     storage: str = Field(
@@ -101,35 +101,29 @@ class RunConfig(Section):
     )
     compute: ComputeConfig = ComputeConfig()
 
-    _written: dict[str, str] = PrivateAttr(default_factory=dict)  # a value with its paths placed -> as written
     _folder: str = PrivateAttr(default="")
     _trusted: bool = PrivateAttr(default=True)
-    _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def with_changes(self, **changes: Any) -> Self:
-        """Return the configuration with some keys changed. Paths as written and given objects are kept."""
+        """Return the configuration with some keys changed."""
         changed = super().with_changes(**changes)
-        changed._written, changed._folder, changed._trusted = self._written, self._folder, self._trusted
-        changed._objects = self._objects
-        return changed
-
-    def with_objects(self, objects: Mapping[str, Any], labels: Mapping[str, str]) -> Self:
-        """Use modules and a dataset instead of URIs.
-
-        Args:
-            objects: optional: torch modules as "std" and "rob", and an opened dataset as "data".
-            labels: text that the run writes for each of them instead of a URI, and that is part of the run ID.
-        """
-        uris = {role: label for role, label in labels.items() if role != "data"}
-        data = {"data": self.data.with_changes(uri=labels["data"])} if "data" in labels else {}
-        changed = self.with_changes(**uris, **data)
-        changed._objects = {**self._objects, **objects}
+        changed._folder, changed._trusted = self._folder, self._trusted
         return changed
 
     @property
-    def objects(self) -> Mapping[str, Any]:
-        """Modules ("std", "rob") and the dataset ("data") that the caller passed instead of URIs."""
-        return self._objects
+    def classifiers(self) -> dict[str, ClassifierSource]:
+        """The base classifiers: "std" if the run has one, and "rob"."""
+        return {"rob": self.rob} if self.std is None else {"std": self.std, "rob": self.rob}
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The dataset and the base classifiers, by key: "data.uri", "std" if the run has one, and "rob"."""
+        return {"data.uri": self.data.uri, **self.classifiers}
+
+    def check_sources(self) -> None:
+        """Check the forms and files of the dataset and the base classifiers. Raises as `Source.check`."""
+        for key, source in self.sources.items():
+            source.check(key)
 
     @property
     def trusted(self) -> bool:
@@ -138,8 +132,8 @@ class RunConfig(Section):
 
     def outside(self) -> dict[str, str]:
         """Return the code, services and files outside the package that the configuration names, by key."""
-        uris = {"data.uri": self.data.uri, "std": self.std or "", "rob": self.rob}
-        return {key: self.written(uri) for key, uri in uris.items() if reaches_out(uri)} | self.outside_of_stages()
+        named = {key: source.written for key, source in self.sources.items() if source.reaches_out}
+        return named | self.outside_of_stages()
 
     def outside_of_stages(self) -> dict[str, str]:
         """Return those that are needed even to read the files of the run."""
@@ -154,24 +148,13 @@ class RunConfig(Section):
 
     def code_files(self) -> dict[str, str]:
         """Return the Python files that URIs and `extensions` name: path as written -> path."""
-        uris = [uri for uri in (self.std, self.rob) if uri is not None]
-        found = {written: file for uri in uris
-                 for written, file in zip(code_files(self.written(uri)), code_files(uri), strict=True)}  # fmt: skip
-        extensions = {self.written(file): file for file in self.extensions}
-        return found | {file.removeprefix("py:"): there.removeprefix("py:") for file, there in extensions.items()}
-
-    def written(self, value: str) -> str:
-        """Return a URI or path of this configuration as it was written."""
-        return self._written.get(value, value)
+        sources = [source for source in self.classifiers.values() if source.code_file]
+        found = {ClassifierSource(source.written).code_file: source.code_file for source in sources}
+        return found | {file.written.removeprefix("py:"): file.removeprefix("py:") for file in self.extensions}
 
     def as_written(self, **options: Any) -> dict[str, Any]:
         """Return all values as plain ones, with paths as they were written; `options` are those of `model_dump`."""
-        values = self.model_dump(mode="json", **options)
-        values["data"]["uri"] = self.written(self.data.uri)
-        values |= {role: uri and self.written(uri) for role in ("std", "rob") for uri in [values[role]]}
-        if "extensions" in values:
-            values["extensions"] = [self.written(file) for file in self.extensions]
-        return values
+        return self.model_dump(mode="json", **options)
 
     @model_validator(mode="before")
     @classmethod
@@ -190,7 +173,7 @@ class RunConfig(Section):
     @classmethod
     def _of_black_box(cls, content: Any) -> Any:
         """Evaluate a black box by Square alone unless `evaluate.attacks` is set."""
-        if not isinstance(content, Mapping) or not is_black_box(str(content.get("rob"))):
+        if not isinstance(content, Mapping) or not ClassifierSource.of(str(content.get("rob"))).is_black_box:
             return content
         evaluate = content.get("evaluate", {})
         return (
@@ -229,11 +212,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _queries_alone(self) -> "RunConfig":
-        if not is_black_box(self.rob):
+        if not self.rob.is_black_box:
             return self
         if self.attack.method != "square":
             raise ValueError(
-                f"rob={self.written(self.rob)!r} is a black box without gradients. Set attack.method: square, or give "
+                f"rob={self.rob.written!r} is a black box without gradients. Set attack.method: square, or give "
                 "a network"
             )
         for attack in self.evaluate.attacks:
@@ -273,8 +256,8 @@ class RunConfig(Section):
         return tuple(name for name in cls.model_fields if name not in RunConfig.model_fields)
 
     @property
-    def required_std(self) -> str:
-        """URI of the standard classifier.
+    def required_std(self) -> ClassifierSource:
+        """The standard classifier.
 
         Raises:
             ConfigError: if the run has none.
@@ -381,7 +364,7 @@ def parse_config(
     source: str = "configuration",
     *,
     folder: str = "",
-    find: Callable[[str], str] | None = None,
+    find: Find | None = None,
 ) -> RunConfig:
     """Import the extensions that a mapping names, and validate it as a RunConfig. Raises as `load_config`.
 
@@ -389,41 +372,11 @@ def parse_config(
         folder: folder of the file of the configuration. By default, the working folder.
         find: function from a path as written to a path that exists. By default, paths are kept as written.
     """
-    written: dict[str, str] = {}
-    content = _with_places(content, find, written) if find else content
     extensions = content.get("extensions")
-    if extensions is not None and _are_texts(extensions):
-        load_extensions(extensions)
-    content = (
-        _with_places(content, find, written) if find else content
-    )  # also in URIs whose forms the extensions register
+    if isinstance(extensions, list | tuple) and all(isinstance(file, str) for file in extensions):
+        load_extensions(find(file.removeprefix("py:")) if find else file for file in extensions)
     asked = [name for name in stages_with_keys() if name in content]
     content = {key: {} if key in asked and value is True else value for key, value in content.items()}
-    config = config_with_stages(asked).checked(content, f"{source}: ")
-    config._written, config._folder = written, folder
+    config = config_with_stages(asked).checked(content, f"{source}: ", find)
+    config._folder = folder
     return config
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-
-
-def _with_places(content: Mapping[str, Any], find: Callable[[str], str], written: dict[str, str]) -> dict[str, Any]:
-    """Replace each path by `find(path)`, and record in `written` how the configuration wrote it."""
-
-    def place(value: Any, where: Callable[[str], str]) -> Any:
-        if not isinstance(value, str) or (there := where(value)) == value:
-            return value
-        written[there] = written.get(value, value)
-        return there
-
-    changed = dict(content)
-    for role in {"std", "rob"} & content.keys():
-        changed[role] = place(content[role], lambda uri: placed(uri, find))
-    if isinstance(content.get("data"), Mapping) and "uri" in content["data"]:
-        uri = place(content["data"]["uri"], lambda uri: placed(uri, find))
-        changed["data"] = {**content["data"], "uri": uri}
-    files = content.get("extensions")
-    if files is not None and _are_texts(files):
-        changed["extensions"] = [place(file, lambda file: find(file.removeprefix("py:"))) for file in files]
-    return changed

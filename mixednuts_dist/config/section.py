@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
@@ -72,14 +72,14 @@ class Section(BaseModel):
         return self.checked({**{key: getattr(self, key) for key in type(self).model_fields}, **changes})
 
     @classmethod
-    def checked(cls, content: Mapping[str, Any], prefix: str = "") -> Self:
-        """Validate these values.
+    def checked(cls, content: Mapping[str, Any], prefix: str = "", find: Callable[[str], str] | None = None) -> Self:
+        """Validate these values, and locate their paths by `find`. By default, paths are kept as written.
 
         Raises:
             ConfigError: with one line per mistake, which begins with `prefix` and the key.
         """
         try:
-            return cls.model_validate(content)
+            return cls.model_validate(content, context={"find": find})
         except ValidationError as error:
             lines = list(dict.fromkeys(cls._explain(dict(detail)) for detail in error.errors(include_url=False)))
             more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []

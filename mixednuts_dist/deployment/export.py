@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from ..config.config_file import read_json
-from ..config.uris import code_files, is_black_box
+from ..config.uris import ClassifierSource
 from ..config.versions import fast_notes
 from ..errors import DamagedFile, InvalidInputError, StoreError
 from ..reports.templates import rendered
@@ -35,10 +35,11 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
     mixed, inputs, store = run.classifier(), run.stored.inputs, run.stored.store
     bases = {
         role: StoredBase(
-            uri, None if is_black_box(uri) else f"{role}.safetensors", inputs.checksums[role], _code(run, role)
+            source.written, None if source.is_black_box else f"{role}.safetensors", inputs.checksums[role],
+            _code(run, role),
         )
-        for role, uri in zip(ROLES, map(run.written, ROLES), strict=True)
-    }
+        for role, source in run.stored.config.classifiers.items()
+    }  # fmt: skip
     about = {
         "run": {
             "id": run.run_id, "beta": run.chosen.beta, "threat": run.stored.config.threat.model_dump(mode="json")
@@ -59,7 +60,7 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
 
 def _kept_code(run: DeployedRun, role: str) -> str:
     """Return the path in the run of the file that builds a base classifier; empty if there is none."""
-    return next((run.code[file] for file in code_files(run.written(role)) if file in run.code), "")
+    return run.code.get(ClassifierSource(run.written(role)).code_file, "")
 
 
 def _code(run: DeployedRun, role: str) -> str | None:
@@ -122,7 +123,7 @@ def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
     config = run.stored.config
     return rendered(
         "deployment", "model_card.md",
-        run=run, config=config, inputs=run.stored.inputs, data=config.written(config.data.uri),
+        run=run, config=config, inputs=run.stored.inputs, data=config.data.uri.written,
         threat=config.threat.threat_model(), results=results, front=front, address=json.dumps(address), curve=curve,
         code=files, code_elsewhere=elsewhere, fast_notes=fast_notes(config.evaluate.model_dump(mode="json")),
     )  # fmt: skip
@@ -144,7 +145,7 @@ def measured_results(run: DeployedRun) -> dict[str, Any] | None:
 def _card_data(run: DeployedRun, results: dict[str, Any] | None) -> ModelCardData:
     """The front matter, with what was measured."""
     config, found = run.stored.config, []
-    dataset, threat = config.written(config.data.uri), config.threat.threat_model()
+    dataset, threat = config.data.uri.written, config.threat.threat_model()
     if results is not None:
         mixed = results["accuracy"]["mixed"]
         measured = {"clean accuracy": mixed["clean"], f"robust accuracy ({threat})": mixed["robust"]}

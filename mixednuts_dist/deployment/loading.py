@@ -26,7 +26,7 @@ from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
 from ..config.run_config import RunConfig
-from ..config.uris import GIVEN, code_files, named_code, needs_trust, placed, without_weights
+from ..config.uris import GIVEN, ClassifierSource, named_code, needs_trust
 from ..errors import ContentHashMismatch, InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
@@ -60,7 +60,7 @@ class DeployedRun:
 
     def written(self, role: str) -> str:
         """Return the URI of "std" or "rob" as the configuration has it."""
-        return self.stored.config.written(getattr(self.stored.config, role))
+        return self.stored.config.classifiers[role].written
 
     def base(self, role: str) -> nn.Module:
         """Build the base classifier "std" or "rob", with the weights that the run used.
@@ -69,15 +69,15 @@ class DeployedRun:
             BaseClassifierError: if it cannot be built here.
             ContentHashMismatch: if its weights (or the source of its factory) have changed.
         """
-        uri: str = getattr(self.stored.config, role)
-        if uri.startswith(f"{GIVEN}:"):
+        source = self.stored.config.classifiers[role]
+        if source.scheme == GIVEN:
             raise InvalidInputError(
                 f"{role} of run {self.run_id} was a module that the caller passed to `run` or `mix`. Keep the mixed "
                 "classifier with save_pretrained and load it with load_pretrained"
             )
         advice = "the parameters that the run chose are not for them. Restore the weights, or make another run"
-        whose = f"those of run {self.run_id}"
-        return _with_weights(load_classifier(uri, role), role, uri, self.stored.inputs.checksums[role], whose, advice)
+        whose, then = f"those of run {self.run_id}", self.stored.inputs.checksums[role]
+        return _with_weights(load_classifier(source, role), role, source, then, whose, advice)
 
     def classifier(self) -> MixedClassifier:
         """Return the mixed classifier; errors as in `base`."""
@@ -311,10 +311,10 @@ def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None) 
         raise InvalidInputError(
             f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
         )
-    uri = str(stored.uri)
+    source = ClassifierSource(str(stored.uri))
     if given is None:
-        bare = (without_weights(uri) or without_weights_argument(uri)) if stored.weights else None
-        model = load_classifier(bare or uri, role)
+        bare = (source.without_weights() or without_weights_argument(source)) if stored.weights else None
+        model = load_classifier(bare or source, role)
     else:
         model = given
     if stored.weights:
@@ -327,7 +327,7 @@ def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None) 
             ) from error
     if given is None and stored.sha256:
         advice = f"pass {role}=module to use other ones anyway"
-        _with_weights(model, role, uri, stored.sha256, "those that were saved", advice)
+        _with_weights(model, role, source, stored.sha256, "those that were saved", advice)
     return model
 
 
@@ -339,9 +339,10 @@ def _with_code(role: str, folder: Path, stored: StoredBase, trust_code: bool) ->
     """
     if stored.code is None or stored.uri is None:
         return stored
+    source = ClassifierSource(stored.uri)
     if trust_code:
-        return replace(stored, uri=placed(stored.uri, lambda _: str(folder / str(stored.code))))
-    if all(Path(file).is_file() for file in code_files(stored.uri)):
+        return replace(stored, uri=source.located(lambda _: str(folder / str(stored.code))))
+    if not source.code_file or Path(source.code_file).is_file():
         return stored
     raise InvalidInputError(
         f"{role} is built by the Python file {stored.code} of {folder}, which is run only if you ask for it: read it, "

@@ -74,7 +74,7 @@ def export_submission(
             f"beta={searched.deployed_beta:g}, was"
         )
     dataset = open_dataset(run.config.data.uri)
-    source = dataset.manifest.source if isinstance(dataset, ParquetImages) else run.config.written(run.config.data.uri)
+    source = dataset.manifest.source if isinstance(dataset, ParquetImages) else run.config.data.uri.written
     leaderboard = source.partition(":")[0]
     found = _evaluated(run, dataset, searched)
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from .. import errors
 from ..config.compute_config import ComputeConfig
 from ..config.run_config import digest
 from ..config.threat import ThreatModel
-from ..config.uris import parse_uri
+from ..config.uris import DatasetSource
 from ..errors import DatasetError, MixedNutsError
 from ..images.arrays import ArrayImages
 from ..images.datasets import Dataset, labels_checksum, open_dataset
@@ -123,9 +123,10 @@ def run(
         StoreError: at the first part that cannot be written.
         ClusterError, PartitionFailed: if no worker starts, or workers keep dying.
     """
-    if parse_uri(uri).scheme == "parquet":
+    source = DatasetSource.of(uri)
+    if source.scheme == "parquet":
         raise DatasetError(f"{uri} is prepared already; use it as data.uri")
-    dataset = open_dataset(uri)
+    dataset = open_dataset(source)
     n_images = n or len(dataset)
     if n_images > len(dataset):
         raise DatasetError(f"n={n_images}, but {uri} has {len(dataset)} images")
@@ -143,7 +144,7 @@ def run(
 
     compute = ComputeConfig(num_gpus=0)
     with executing(executor, compute) as used:
-        pool = Pool(_spec(uri, dataset, task), task, used.workers(compute), used, received)
+        pool = Pool(_spec(source, dataset, task), task, used.workers(compute), used, received)
         pool.run(WorkQueue(split_images(n_images, part_size), in_order=True))
     return _finish(uri, dataset, task, done)
 
@@ -155,10 +156,10 @@ def _task(dataset: Dataset, destination: str, n_images: int, part_size: int, see
     return PartTask(stage="prepare", content_hash=digest(identity), destination=target, n_images=n_images, seed=seed)
 
 
-def _spec(uri: str, dataset: Dataset, task: PartTask) -> WorkerSpec:
+def _spec(uri: DatasetSource, dataset: Dataset, task: PartTask) -> WorkerSpec:
     """A worker with images and without classifiers."""
     return WorkerSpec(
-        store_uri=task.destination, data_uri=uri, std_uri=None, rob_uri=None,
+        store_uri=task.destination, data=uri, classifiers={},
         checksums={"labels": labels_checksum(dataset)}, threat=ThreatModel("Linf", 1 / 255), seed=0, ln_k=None,
         batch_size=1, n_threads=1, working_folder=str(Path.cwd()),
     )  # fmt: skip
@@ -168,7 +169,7 @@ def _refuse_others(task: PartTask) -> None:
     """Refuse a destination that holds parts of another set of images."""
     store = Store(task.destination)
     if store.exists(MANIFEST):
-        there = open_parquet(parse_uri(f"parquet:{task.destination}")).manifest
+        there = open_parquet(DatasetSource(f"parquet:{task.destination}")).manifest
         if there.content_hash != task.content_hash:
             raise DatasetError(
                 f"{store.uri} already holds other images or another order ({len(there.labels)} images of "

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..classifiers.base_classifiers import classifier_checksum, copied, load_classifier
+from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..config.register import require_extensions
-from ..config.uris import travelled
+from ..config.uris import ClassifierSource, travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..norms.random import key_number
@@ -86,13 +86,14 @@ class AttackWorker:
         keep_to_share(self._n_gpus)
         torch.set_num_threads(self.spec.n_threads)
         require_extensions(self.spec.extensions, travelled(self.spec.working_folder))
+        self.spec = self.spec.here()
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
         time.sleep(load_delay(self.spec.n_workers, f"{self.spec.run_id}/{platform.node()}/{os.getpid()}"))
         self.dataset = self._dataset()
-        networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
+        networks = {role: self._classifier(source, role) for role, source in self.spec.classifiers.items()}
         self.store = Store(self.spec.store_uri)
         run_file = f"{self.spec.run}/{RUN}".lstrip("/")
-        if self.spec.rob_uri is not None and not self.store.exists(run_file):
+        if self.spec.classifiers and not self.store.exists(run_file):
             self.store.require_bucket()
             raise StoreError(
                 f"{platform.node()} does not see {self.store.address(run_file)}, which the driver wrote: "
@@ -100,7 +101,7 @@ class AttackWorker:
             )
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
         self.answers = Answers(
-            networks, self.spec.uris, self.spec.n_classes, self.bench.logits, random=self.spec.random
+            networks, self.spec.classifiers, self.spec.n_classes, self.bench.logits, random=self.spec.random
         )
         self._is_ready = True
         return self._device_type()
@@ -109,23 +110,21 @@ class AttackWorker:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
     def _dataset(self) -> Dataset:
-        given = self.spec.objects.get("data")
-        dataset: Dataset = given if given is not None else open_dataset(self.spec.placed(self.spec.data_uri))
+        dataset = open_dataset(self.spec.data)
         if labels_checksum(dataset) != self.spec.checksums["labels"]:
             raise DatasetError(
-                f"{self.spec.data_uri} on {platform.node()} holds {len(dataset)} images, and their labels are not "
+                f"{self.spec.data} on {platform.node()} holds {len(dataset)} images, and their labels are not "
                 "those that the driver saw: copy the same files to every node, or give all of them one place with: "
                 "mixednuts prepare URI --to s3://bucket/prefix"
             )
         return dataset
 
-    def _classifier(self, uri: str, role: str) -> nn.Module:
-        given = self.spec.objects.get(role)
-        model = load_classifier(uri, role) if given is None else copied(given)
-        found, expected = classifier_checksum(model, uri), self.spec.checksums[role]
+    def _classifier(self, source: ClassifierSource, role: str) -> nn.Module:
+        model = load_classifier(source, role)
+        found, expected = classifier_checksum(model, source), self.spec.checksums[role]
         if found != expected:
             raise BaseClassifierError(
-                f"{role}={uri!r} on {platform.node()} has checksum {found[:12]}, the run has {expected[:12]}: "
+                f"{role}={source!r} on {platform.node()} has checksum {found[:12]}, the run has {expected[:12]}: "
                 "this machine holds other weights; copy the same files to every node"
             )
         return model.to(self.device)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..config.threat import ThreatModel
-from ..config.uris import placed, travelled
+from ..config.uris import ClassifierSource, DatasetSource, travelled
 
 if TYPE_CHECKING:  # commands that only look at a run do not import PyTorch
     from ..acceleration.precision import PrecisionChoice
@@ -25,9 +25,8 @@ class WorkerSpec:
     """The inputs and settings of a run, as the driver found them."""
 
     store_uri: str  # where the rows are stored
-    data_uri: str
-    std_uri: str | None  # None if the robust classifier is attacked alone
-    rob_uri: str | None  # None for a worker without classifiers
+    data: DatasetSource
+    classifiers: Mapping[str, ClassifierSource]  # "std" if the run has one, and "rob"; none to prepare images
     checksums: Mapping[str, str]  # "labels", "std", "rob" -> checksum on the driver
     threat: ThreatModel
     seed: int
@@ -42,17 +41,12 @@ class WorkerSpec:
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
     run: str = ""  # the folder of the run's own files, below `store_uri`
     n_workers: int = 1  # workers that start together and load from the same storage
-    objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # modules and a dataset instead of URIs
 
-    @property
-    def uris(self) -> dict[str, str]:
-        """Return role ("std" if the run has one, "rob") -> URI on this machine."""
-        uris = (("std", self.std_uri), ("rob", self.rob_uri))
-        return {role: self.placed(uri) for role, uri in uris if uri is not None}
-
-    def placed(self, uri: str) -> str:
-        """Return a URI whose files are found on this machine."""
-        return placed(uri, travelled(self.working_folder))
+    def here(self) -> WorkerSpec:
+        """Return the specification with the paths of the images and classifiers on this machine."""
+        find = travelled(self.working_folder)
+        classifiers = {role: source.located(find) for role, source in self.classifiers.items()}
+        return replace(self, data=self.data.located(find), classifiers=classifiers)
 
     @property
     def run_uri(self) -> str:

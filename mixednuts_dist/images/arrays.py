@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ..config.register import DATASETS
-from ..config.uris import Missing, ResourceUri, with_missing
+from ..config.uris import DatasetSource, Missing, with_missing
 from ..errors import DatasetError
 from .indexed import Indexed
 
@@ -95,7 +95,7 @@ class ArrayImages(Indexed):
 
 @DATASETS("digits", describes="the test half of scikit-learn's digits", order=1, forms=("digits",), target="nothing",
           image_shape=(1, 8, 8))  # fmt: skip
-def open_digits(_: ResourceUri) -> ArrayImages:
+def open_digits(_: DatasetSource) -> ArrayImages:
     """The 899 images that the demo's classifiers were not trained on."""
     images, labels = load_digits_split("test")
     return ArrayImages("digits", images.numpy(), labels.numpy())
@@ -132,7 +132,7 @@ def load_digits_split(split: DigitsSplit) -> "tuple[Tensor, Tensor]":
     return images_BCHW, torch.from_numpy(rows[:, -1].copy())
 
 
-def _missing_cifar(uri: ResourceUri) -> Iterator[Missing]:
+def _missing_cifar(uri: DatasetSource) -> Iterator[Missing]:
     name, folder = uri.scheme.upper(), Path(uri.target or CIFAR_ROOT)
     file, url = _CIFAR_FILES[name]
     if not (folder / file).is_file():
@@ -148,7 +148,7 @@ def _cifar_command(name: str, folder: Path) -> str:
 @DATASETS("cifar100", describes="CIFAR-100's test images, as torchvision keeps them", order=3,
           forms=("cifar100[:ROOT]",), image_shape=(3, 32, 32), downloads=True)  # fmt: skip
 @with_missing(_missing_cifar)
-def open_cifar(uri: ResourceUri) -> ArrayImages:
+def open_cifar(uri: DatasetSource) -> ArrayImages:
     """The test split under ROOT.
 
     Raises:
@@ -168,7 +168,7 @@ def open_cifar(uri: ResourceUri) -> ArrayImages:
 
 
 @DATASETS("npz", describes="the arrays images and labels of a numpy file", order=6, forms=("npz:FILE",), target="file")
-def open_npz(uri: ResourceUri) -> ArrayImages:
+def open_npz(uri: DatasetSource) -> ArrayImages:
     """Open the arrays `images` and `labels` of an .npz file after checking every byte against its CRC.
 
     Raises:

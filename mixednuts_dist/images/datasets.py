@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config.register import DATASETS
-from ..config.uris import check_dataset_uri, parse_uri
-from ..errors import DatasetError, MixedNutsError
+from ..config.uris import DatasetSource
+from ..errors import DatasetError
 
 
 class Dataset(Protocol):
@@ -49,15 +48,7 @@ def open_dataset(uri: str) -> Dataset:
     Raises:
         DatasetError: for an unknown form, missing files, or files that are not images with labels.
     """
-    check_dataset_uri(uri)
-    parsed = parse_uri(uri)
-    opener = DATASETS.get(parsed.scheme)
-    try:
-        dataset: Dataset = opener(parsed)
-    except MixedNutsError:
-        raise
-    except (Exception, SystemExit) as error:  # from an extension's opener
-        raise DatasetError(f"data.uri={uri!r}: cannot be opened: {type(error).__name__}: {error}") from error
+    dataset: Dataset = DatasetSource.of(uri).open("data.uri")
     return dataset
 
 

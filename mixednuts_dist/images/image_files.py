@@ -18,7 +18,7 @@ import numpy as np
 
 from ..classifiers.robustbench_zoo import robustbench_file
 from ..config.register import DATASETS
-from ..config.uris import PREPROCESS, Missing, ResourceUri, with_missing
+from ..config.uris import PREPROCESS, DatasetSource, Missing, with_missing
 from ..errors import DatasetError
 from .indexed import Indexed
 
@@ -104,7 +104,7 @@ class ImageFiles(Indexed):
 @DATASETS("folder", describes="image files in one sub-folder a class", order=5,
           forms=("folder:ROOT[?preprocess=Res256Crop224]",), target="folder",
           options={"preprocess": ("preprocess", "Res256Crop224, Res224, Crop288, with any sizes")})  # fmt: skip
-def open_folder(uri: ResourceUri) -> ImageFiles:
+def open_folder(uri: DatasetSource) -> ImageFiles:
     """Class sub-folders, sorted by name as the classes 0, 1, ...; in each the files sorted by name.
 
     Raises:
@@ -174,7 +174,7 @@ def class_labels() -> dict[str, int]:
     return labels
 
 
-def _missing_imagenet(uri: ResourceUri) -> Iterator[Missing]:
+def _missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
     folder = _validation_folder(uri)
     # Some of them are enough: a run uses the images that exist, and a warning counts the missing ones.
     if not any((folder / name).is_file() for name in evaluation_names()):
@@ -191,7 +191,7 @@ def _missing_imagenet(uri: ResourceUri) -> Iterator[Missing]:
                    "order": ("classes", "the first image of each class, then the second of each, and so on")},
           downloads=True)  # fmt: skip
 @with_missing(_missing_imagenet)
-def open_imagenet(uri: ResourceUri) -> ImageFiles:
+def open_imagenet(uri: DatasetSource) -> ImageFiles:
     """Those of RobustBench's 5000 images that are under ROOT, in its order and with its labels.
 
     ROOT is the validation folder with one sub-folder a class (n01440764, ...), or the folder above it with a `val`.
@@ -226,5 +226,5 @@ def imagenet_class_names() -> Sequence[str]:
     return names
 
 
-def _validation_folder(uri: ResourceUri) -> Path:
+def _validation_folder(uri: DatasetSource) -> Path:
     return Path(uri.target) / "val" if (Path(uri.target) / "val").is_dir() else Path(uri.target)

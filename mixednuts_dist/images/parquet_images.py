@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..config.register import DATASETS
-from ..config.uris import ResourceUri
+from ..config.uris import DatasetSource
 from ..errors import DatasetError, MissingArtifact, StoreError
 from ..storage.store import Store
 from .indexed import Indexed
@@ -143,7 +143,7 @@ class ParquetImages(Indexed):
 
 @DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
           forms=("parquet:URI",), target="place")  # fmt: skip
-def open_parquet(uri: ResourceUri) -> ParquetImages:
+def open_parquet(uri: DatasetSource) -> ParquetImages:
     """Open a prepared set by its manifest.
 
     Raises:

@@ -15,17 +15,17 @@ import yaml
 from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config.run_config import RunConfig
-from ..config.uris import is_black_box, reaches_out
+from ..config.uris import GIVEN
 from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
 from ..errors import ContentHashMismatch, DatasetError, ReadOnlyStorage, redacted
+from ..images.datasets import open_dataset
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.cross_check import CHECK, check_content_hash
 from ..stages.driver_notes import stage_clock, stage_seconds
 from ..stages.early_stop import evaluated_part
 from ..stages.evaluate import steps_of
 from ..stages.progress import RunProgress
-from ..stages.run_inputs import run_dataset
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete
 from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result
@@ -152,7 +152,7 @@ def attacks_said(config: RunConfig) -> dict[str, str]:
     on_std, on_rob = (
         spent_words({**attack.model_dump(), "attacks": names}) for names in (STD_ATTACKS, ATTACKS_OF[attack.method])
     )
-    std = TRANSFER_ATTACK if is_black_box(str(config.std)) else on_std
+    std = TRANSFER_ATTACK if config.std is not None and config.std.is_black_box else on_std
     return {"std": std, "rob": f"MMAA by {on_rob}", "mixed": f"adaptive {_attack_words(config)}"}
 
 
@@ -209,9 +209,9 @@ def _description(opened: Run) -> dict[str, Any]:
     return {
         "run_id": config.run_id(),
         "name": config.name,
-        "dataset": config.written(config.data.uri),
-        "std": config.std and config.written(config.std),
-        "rob": config.written(config.rob),
+        "dataset": config.data.uri.written,
+        "std": config.std and config.std.written,
+        "rob": config.rob.written,
         "names": dict(config.names),
         "threat": config.threat.threat_model(),
         "seconds": {stage: taken[stage] for stage in stages if stage in taken},
@@ -222,7 +222,8 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
     """Return the facts that repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = redacted(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
-    loaded = {"in Python": loading_line(config, store.uri)} if config.std is not None and not config.objects else {}
+    by_uri = config.std is not None and all(source.scheme != GIVEN for source in config.classifiers.values())
+    loaded = {"in Python": loading_line(config, store.uri)} if by_uri else {}
     return {
         "run": config.run_id(),
         "folder": store.uri,
@@ -311,15 +312,14 @@ def _pictures(
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the images to look at and the class names; no images and a note if the data set cannot be read."""
     names = opened.config.data.class_names
-    if not opened.config.trusted and reaches_out(opened.config.data.uri):
-        uri = opened.config.written(opened.config.data.uri)
-        return (
-            (),
-            names,
-            (f"No images are shown: the run says that they are {uri}. If they are yours, pass --trust-code.",),
+    source = opened.config.data.uri
+    if not opened.config.trusted and source.reaches_out:
+        note = (
+            f"No images are shown: the run says that they are {source.written}. If they are yours, pass --trust-code."
         )
+        return (), names, (note,)
     try:
-        dataset = run_dataset(opened.config)
+        dataset = open_dataset(source)
         clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]
     except DatasetError as error:
         return (), names, (f"No images are shown: {error}",)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..attacks.budget import WARM_START
 from ..config.search_config import criterion_stage
 from ..config.threat import ThreatModel
-from ..config.uris import is_black_box
+from ..config.uris import ClassifierSource
 from ..errors import InvalidInputError
 from ..mixing.mixture import log_one_minus_cutoff
 from ..mixing.transforms import LogitTransform
@@ -276,8 +276,8 @@ def gather_results(
         splits=margins.splits(log_one_minus_cutoff(chosen.mixture())),
         worst=worst.chosen(),
     )
-    black_box = [BLACK_BOX_NOTE] if is_black_box(str(description["std"])) else []
-    black_box += [BLACK_BOX_ROB_NOTE] if is_black_box(results.rob) else []
+    black_box = [BLACK_BOX_NOTE] if ClassifierSource(str(description["std"])).is_black_box else []
+    black_box += [BLACK_BOX_ROB_NOTE] if ClassifierSource(results.rob).is_black_box else []
     notes = (*search.notes, *black_box, *_observations(results))
     return RunResults(**{**vars(results), "notes": notes})
 

@@ -16,7 +16,6 @@ from ..config.section import Section
 from ..storage.partitions import Partition
 from .points import held_points
 from .progress import RunProgress
-from .run_inputs import run_dataset
 from .runs import Run
 from .stage import Outcome, Stage, classifier_names, stage_of
 
@@ -84,9 +83,10 @@ class VerifyAdvImages(Stage):
         Raises:
             DatasetError: if the file holds examples for other images.
         """
+        from ..images.datasets import open_dataset
         from ..images.points import read_points_file
 
-        first, _ = run_dataset(opened.config).read(0, 1)
+        first, _ = open_dataset(opened.config.data.uri).read(0, 1)
         read_points_file(self.keys.file).require_of(opened.inputs.n_images, first)
         super().complete(opened, executor, progress)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from ..attacks.budget import AttackBudget
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
-from ..config.uris import is_black_box
 from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from .runs import Run
@@ -83,7 +82,7 @@ class AttackTask(Task):
         counts = worker.counts("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
         if "std" in worker.networks:
             std_clean, there = worker.logits(worker.std, x), worker.logits(worker.std, found.x_adv)
-            if is_black_box(str(worker.spec.std_uri)):  # only the adversarial examples of `rob` are tried
+            if worker.spec.classifiers["std"].is_black_box:  # only the adversarial examples of `rob` are tried
                 attacked = there.where((std_clean.argmax(dim=1) == y)[:, None], std_clean)
                 broken, n_forward, n_backward = attacked.argmax(dim=1) != y, 2 * len(y), 0
             else:

@@ -107,9 +107,8 @@ def worker_spec(opened: Run) -> WorkerSpec:
     return WorkerSpec(
         store_uri=opened.rows.uri,
         run=f"{RUNS}/{opened.store.uri.rpartition('/')[2]}",  # a study changes the configuration, not the folder
-        data_uri=config.data.uri,
-        std_uri=config.std,
-        rob_uri=config.rob,
+        data=config.data.uri,
+        classifiers=config.classifiers,
         checksums=opened.inputs.checksums,
         threat=config.threat.threat_model(),
         seed=config.seed,
@@ -122,5 +121,4 @@ def worker_spec(opened: Run) -> WorkerSpec:
         n_classes=opened.inputs.n_classes,
         working_folder=str(Path.cwd()),
         extensions=load_extensions(config.extensions),
-        objects=config.objects,
     )

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..attacks.budget import AttackBudget
 from ..config.attack_config import EvaluateConfig
 from ..config.run_config import RunConfig, digest
-from ..config.uris import is_black_box
 from ..distributed.executor import Executor
 from ..mixing.mixture import mixed_classes
 from ..selection.choice import Choice
@@ -258,7 +257,7 @@ class Rounds:
 
 def round_attacks(config: RunConfig) -> tuple[str, ...]:
     """Return the attacks of a refinement round, which is Square alone if `rob` has no gradients."""
-    return ("square",) if is_black_box(config.rob) else ROUND_ATTACKS
+    return ("square",) if config.rob.is_black_box else ROUND_ATTACKS
 
 
 def round_budget(evaluate: EvaluateConfig) -> AttackBudget:

@@ -6,13 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..config.run_config import RunConfig
-from ..config.uris import is_black_box
 from ..errors import BaseClassifierError, ConfigError, DatasetError
 
 if TYPE_CHECKING:  # `status` works without PyTorch
-    from torch import Tensor, nn
-
-    from ..images.datasets import Dataset
+    from torch import Tensor
 
 GIVEN_POINTS = "given points"  # the key of `evaluate.points` among the checksums
 _PROBE_IMAGES = 8
@@ -31,23 +28,6 @@ class Inputs:
     mixed: bool = False  # whether `rob` is itself a mixed classifier, such as RobustBench's Bai2024MixedNUTS
 
 
-def run_dataset(config: RunConfig) -> Dataset:
-    """Return the dataset that the caller passed, or open the one that the URI names."""
-    from ..images.datasets import open_dataset
-
-    dataset: Dataset = config.objects["data"] if "data" in config.objects else open_dataset(config.data.uri)
-    return dataset
-
-
-def run_classifier(config: RunConfig, role: str) -> nn.Module:
-    """Return a copy of the module "std" or "rob" that the caller passed, or load the one that the URI names."""
-    from ..classifiers.base_classifiers import copied, load_classifier
-
-    if role in config.objects:
-        return copied(config.objects[role])
-    return load_classifier(str(getattr(config, role)), role)
-
-
 def inspect_inputs(config: RunConfig) -> Inputs:
     """Open the dataset and both classifiers and try them on a few images, on the CPU.
 
@@ -56,11 +36,11 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         ConfigError: if `evaluate.check` cannot attack a classifier with so few classes.
     """
     from ..attacks.red_flags import has_gradient
-    from ..classifiers.base_classifiers import check_classifier, classifier_checksum
-    from ..images.datasets import check_images, labels_checksum
+    from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
+    from ..images.datasets import check_images, labels_checksum, open_dataset
     from ..mixing.classifier import MixedClassifier
 
-    dataset = run_dataset(config)
+    dataset = open_dataset(config.data.uri)
     n_images = config.data.n or len(dataset)
     if n_images > len(dataset):
         raise DatasetError(f"data.n={n_images}, but {config.data.uri} has {len(dataset)} images")
@@ -68,22 +48,20 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     check_images(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
     n_classes, masked, mixed = dict[str, int](), list[str](), False
-    for role, uri in (("std", config.std), ("rob", config.rob)):
-        if uri is None:
-            continue
-        model = run_classifier(config, role)
+    for role, source in config.classifiers.items():
+        model = load_classifier(source, role)
         n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
         mixed = role == "rob" and isinstance(model, MixedClassifier)
         differentiable = model.rob if isinstance(model, MixedClassifier) else model
         by_gradient = role == "rob" and config.attack.method == "apgd"
-        if (by_gradient or (role == "std" and not is_black_box(uri))) and not has_gradient(differentiable, images):
+        if (by_gradient or (role == "std" and not source.is_black_box)) and not has_gradient(differentiable, images):
             masked.append(role)
         if by_gradient and role in masked:
             raise BaseClassifierError(
-                f"{role}={uri!r} has no gradient. Wrap it in mixednuts_dist.straight_through if a module rounds or "
+                f"{role}={source!r} has no gradient. Wrap it in mixednuts_dist.straight_through if a module rounds or "
                 "quantizes, or set attack.method: square for margins from its answers alone."
             )
-        checksums[role] = classifier_checksum(model, uri)
+        checksums[role] = classifier_checksum(model, source)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
         raise BaseClassifierError(f"`std` has {n_classes['std']} classes and `rob` {n_classes['rob']}; they must agree")
     if config.evaluate.check and n_classes["rob"] < _LEAST_CLASSES:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..config.run_config import RESULTS_VERSION, RUNS, RunConfig, digest, parse_config
-from ..config.uris import check_uris, needs_trust
+from ..config.uris import needs_trust
 from ..errors import ConfigError, ContentHashMismatch, DamagedFile, MissingArtifact
 from ..storage.code_files import keep_code, places
 from ..storage.index import finished_files
@@ -86,8 +86,7 @@ def open_run(config: RunConfig) -> Run:
         ContentHashMismatch: if the weights or images have changed since the run began.
         StoreError: if the storage does not respond, or (ReadOnlyStorage) cannot be written.
     """
-    uris = {"data": config.data.uri, "std": config.std, "rob": config.rob}
-    check_uris(**{key: None if key in config.objects else uri for key, uri in uris.items()})
+    config.check_sources()
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
     impatient.exists(RUN)  # raises for a wrong address or key
     impatient.require_writable()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..config.register import STUDIES
-from ..config.uris import parse_uri
+from ..config.uris import ClassifierSource
 from ..errors import InvalidInputError
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap
 from ..reports.charts import lines, table_bars
@@ -158,7 +158,7 @@ def base_accuracy(bench: Bench) -> Outcome:
 
 def rob_name(uri: str) -> str:
     """Return the short name of a classifier's URI, which follows the last `:` or `/`."""
-    return parse_uri(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
+    return ClassifierSource.of(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
 
 
 def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:

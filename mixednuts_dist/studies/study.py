@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..config.register import STUDIES
 from ..config.run_config import RunConfig
-from ..config.uris import missing_input
+from ..config.uris import ClassifierSource
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError
 from ..reports.drawing import Figure
@@ -105,10 +105,10 @@ def rob_uris(given: Sequence[str], config: RunConfig) -> list[str]:
             lines = Path(each).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"--rob {each} cannot be read as lines of text: {error}") from error
-        zoo = f"?dataset={config.data.uri.partition(':')[0]}&threat={config.threat.norm}"
+        zoo = f"?dataset={config.data.uri.scheme}&threat={config.threat.norm}"
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         uris += [name if ":" in name else f"robustbench:{name}{zoo}" for name in names]
-    if lacking := [item for uri in uris for item in missing_input("--rob", uri)]:
+    if lacking := [item for uri in uris for item in ClassifierSource.of(uri).missing("--rob")]:
         listed = "".join(f"\n  {item.what}: {item.path}\n    {item.command}" for item in lacking)
         raise InvalidInputError(f"--rob: {len(lacking)} missing. Get them first:{listed}")
     return uris
@@ -184,7 +184,7 @@ class PaperTable:
     def is_of(self, config: RunConfig) -> bool:
         """Return whether a run has the same data, threat and base classifiers."""
         return (
-            config.data.uri.partition(":")[0] == self.set_up["data"]
+            config.data.uri.scheme == self.set_up["data"]
             and config.threat.norm == self.set_up["norm"]
             and abs(config.threat.eps - self.set_up["eps_255"] / 255) < 1e-9
             and any(name in config.rob for name in self.set_up["rob"])

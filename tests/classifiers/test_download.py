@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from mixednuts_dist.classifiers import checkpoints, robustbench_zoo
 from mixednuts_dist.classifiers.checkpoints import fetch
 from mixednuts_dist.cli import main
-from mixednuts_dist.config.uris import Missing, missing_input
+from mixednuts_dist.config.uris import ClassifierSource, Missing, Source
 from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.runs import tiny_content
 
@@ -137,10 +137,10 @@ def test_check_fetch_downloads_missing_files(server: Server, tmp_path: Path, mon
     by_hand = Missing("file", str(tmp_path / "rob.pt"), "copy it there")
     wanted = [("std", missing(server, tmp_path / "std.pt", SHA256)), ("rob", by_hand)]
     monkeypatch.setattr(
-        "mixednuts_dist.cli.setup.missing_inputs",
-        lambda **_: [(key, item) for key, item in wanted if not Path(item.path).exists()],
+        Source,
+        "missing",
+        lambda _, key: [item for role, item in wanted if role == key and not Path(item.path).exists()],
     )
-    monkeypatch.setattr("mixednuts_dist.cli.setup._missing", lambda _: [] if Path(by_hand.path).exists() else [by_hand])
     shown = CliRunner().invoke(main, ["check", "--fetch", str(tmp_path / "mine.yaml")])
     assert shown.exit_code == 1, shown.output
     assert f"sha256 {SHA256}  {tmp_path / 'std.pt'}" in shown.output
@@ -168,9 +168,9 @@ def test_second_source_is_tried_from_its_first_byte(server: Server, tmp_path: Pa
 
 def test_published_std_comes_from_its_authors_first(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
     uri = f"robustbench:{robustbench_zoo.MIXTURE}?dataset=cifar10&part=std&model_dir={tmp_path}"
-    (item,) = missing_input("std", uri)
+    (item,) = ClassifierSource(uri).missing("std")
     assert item.url.startswith("https://huggingface.co/Bai-YT/MixedNUTS/") and "drive" in item.mirrors[0]
     monkeypatch.setitem(robustbench_zoo._STD_MIRRORS, "cifar10", f"{server.url}/std.pt")
-    (item,) = missing_input("std", uri)
+    (item,) = ClassifierSource(uri).missing("std")
     assert fetch(item) == SHA256
-    assert missing_input("std", uri) == []
+    assert ClassifierSource(uri).missing("std") == []

@@ -9,7 +9,7 @@ import torch
 
 from mixednuts_dist.classifiers import openclip
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
-from mixednuts_dist.config.uris import missing_inputs, without_weights
+from mixednuts_dist.config.uris import ClassifierSource
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError, MissingExtra
 
 open_clip = pytest.importorskip("open_clip")
@@ -93,12 +93,12 @@ def test_check_names_the_weights_of_the_hub_that_are_not_here(
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     uri = f"openclip:hf-hub:chs20/fare4-clip?classes={classes}"
-    lacking = [item.what for _, item in missing_inputs(data="digits", std=None, rob=uri)]
+    lacking = [item.what for item in ClassifierSource(uri).missing("rob")]
     assert lacking == [
         "open_clip_config.json of the hub's chs20/fare4-clip",
         "open_clip_model.safetensors of the hub's chs20/fare4-clip",
     ]
-    assert without_weights(uri) is not None
+    assert ClassifierSource(uri).without_weights() is not None
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import REPLACED, SECTIONS, main
 from mixednuts_dist.config.run_config import load_config
-from mixednuts_dist.config.uris import TWO_CHECKPOINTS, check_classifier_uri
+from mixednuts_dist.config.uris import TWO_CHECKPOINTS, ClassifierSource
 from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import tiny_content
@@ -31,7 +31,7 @@ def test_init_writes_a_valid_configuration(tmp_path: Path) -> None:
     assert status == 0, shown
     config = load_config(file)
     assert (config.name, config.data.uri) == ("my-photos", "npz:images.npz")
-    assert (config.written(config.std), config.written(config.rob)) == ("py:nets.py:std", "py:nets.py:rob")
+    assert (config.std.written, config.rob.written) == ("py:nets.py:std", "py:nets.py:rob")
     status, shown = mixednuts("init", file)
     assert status == 1
     assert "exists already" in shown
@@ -39,7 +39,7 @@ def test_init_writes_a_valid_configuration(tmp_path: Path) -> None:
 
 def test_file_of_weights_names_the_missing_function() -> None:
     with pytest.raises(BaseClassifierError, match=r"give std: py:nets\.py:std") as refused:
-        check_classifier_uri("std.pth", "std")
+        ClassifierSource("std.pth").check("std")
     assert TWO_CHECKPOINTS in str(refused.value)
 
 

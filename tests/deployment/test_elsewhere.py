@@ -13,7 +13,7 @@ from mixednuts_dist import load_classifier, load_pretrained, load_run
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import load_config
-from mixednuts_dist.config.uris import beside, placed, travelled
+from mixednuts_dist.config.uris import ClassifierSource, DatasetSource, beside, travelled
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 
@@ -132,33 +132,33 @@ def test_the_runs_copy_stands_for_a_file_that_was_edited(project):
     assert torch.equal(after(images), before(images))
 
 
-def test_placed_finds_files_of_the_driver_or_the_job(tmp_path, elsewhere):
+def test_located_finds_files_of_the_driver_or_the_job(tmp_path, elsewhere):
     driver = tmp_path / "driver"
     driver.mkdir()
     (driver / "nets.py").write_text(NETS)
-    assert placed("py:nets.py:rob", travelled(str(driver))) == f"py:{driver}/nets.py:rob"
+    assert ClassifierSource("py:nets.py:rob").located(travelled(str(driver))) == f"py:{driver}/nets.py:rob"
     (driver / "nets.py").rename(elsewhere / "nets.py")
-    assert placed(f"py:{driver}/nets.py:rob", travelled(str(driver))) == "py:nets.py:rob"
-    assert placed("npz:a.npz", travelled(str(elsewhere))) == "npz:a.npz"
+    assert ClassifierSource(f"py:{driver}/nets.py:rob").located(travelled(str(driver))) == "py:nets.py:rob"
+    assert DatasetSource("npz:a.npz").located(travelled(str(elsewhere))) == "npz:a.npz"
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
-    ("uri", "there"),
+    ("source", "there"),
     [
-        ("timm:resnet18?checkpoint=a.pth", "timm:resnet18?checkpoint={}/a.pth"),
-        ("npz:a.npz", "npz:{}/a.npz"),
-        ("parquet:a.npz", "parquet:{}/a.npz"),
-        ("parquet:s3://bucket/a.npz", "parquet:s3://bucket/a.npz"),
-        ("callable:a.py:f", "callable:a.py:f"),
-        ("digits", "digits"),
-        ("npz:not-there.npz", "npz:not-there.npz"),
+        (ClassifierSource("timm:resnet18?checkpoint=a.pth"), "timm:resnet18?checkpoint={}/a.pth"),
+        (DatasetSource("npz:a.npz"), "npz:{}/a.npz"),
+        (DatasetSource("parquet:a.npz"), "parquet:{}/a.npz"),
+        (DatasetSource("parquet:s3://bucket/a.npz"), "parquet:s3://bucket/a.npz"),
+        (ClassifierSource("callable:a.py:f"), "callable:a.py:f"),
+        (DatasetSource("digits"), "digits"),
+        (DatasetSource("npz:not-there.npz"), "npz:not-there.npz"),
     ],
 )
-def test_placed_resolves_only_existing_files(uri, there, tmp_path):
+def test_located_resolves_only_existing_files(source, there, tmp_path):
     for name in ("a.pth", "a.npz", "a.py"):
         Path(tmp_path, name).touch()
-    assert placed(uri, beside(tmp_path)) == there.format(tmp_path)
+    assert source.located(beside(tmp_path)) == there.format(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["status", "report"])

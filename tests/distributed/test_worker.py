@@ -12,6 +12,7 @@ import torch
 
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.measurements import Measurements
 from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.worker import AttackWorker
@@ -97,7 +98,7 @@ def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_
     dataset = open_dataset("digits")
     images, labels = dataset.read(0, 899)
     np.savez(tmp_path / "shifted.npz", images=images.roll(1, 0).numpy(), labels=labels.roll(1, 0).numpy())
-    other = AttackWorker(replace(worker.spec, data_uri=f"npz:{tmp_path / 'shifted.npz'}"))
+    other = AttackWorker(replace(worker.spec, data=DatasetSource(f"npz:{tmp_path / 'shifted.npz'}")))
     with pytest.raises(DatasetError, match="holds 899 images, and their labels are not those that the driver saw"):
         other.ready()
 

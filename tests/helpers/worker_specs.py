@@ -5,17 +5,18 @@ from pathlib import Path
 
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
 from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 
 
 def spec_of(folder: Path, **changes) -> WorkerSpec:
     """Return the spec of a run on the digits in this folder, with a driver's files."""
-    uris = {name: f"demo:{name}" for name in ("std", "rob")}
-    checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
+    classifiers = {name: ClassifierSource(f"demo:{name}") for name in ("std", "rob")}
+    checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in classifiers.items()}
     checksums["labels"] = labels_checksum(open_dataset("digits"))
     spec = WorkerSpec(
-        store_uri=str(folder), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
+        store_uri=str(folder), data=DatasetSource("digits"), classifiers=classifiers, checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
     )  # fmt: skip
     (folder / "run.yaml").write_text(
@@ -27,7 +28,7 @@ def spec_of(folder: Path, **changes) -> WorkerSpec:
 def unchecked_spec(folder: Path, **changes) -> WorkerSpec:
     """Return a spec without checksums, for workers that load nothing."""
     spec = WorkerSpec(
-        store_uri=str(folder), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
+        store_uri=str(folder), data=DatasetSource("digits"), classifiers={"rob": ClassifierSource("demo:rob")},
+        checksums={}, threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     return replace(spec, **changes)

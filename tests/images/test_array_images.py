@@ -8,13 +8,13 @@ import psutil
 import pytest
 import torch
 
-from mixednuts_dist.config.uris import ResourceUri, parse_uri
+from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.arrays import ArrayImages, open_npz
 
 
-def npz(path: object) -> ResourceUri:
-    return parse_uri(f"npz:{path}")
+def npz(path: object) -> DatasetSource:
+    return DatasetSource(f"npz:{path}")
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (50, 6, 7, 3), np.uint8)

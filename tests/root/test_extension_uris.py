@@ -9,13 +9,7 @@ import pytest
 
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
 from mixednuts_dist.config.register import CLASSIFIERS, DATASETS, import_file, load_extensions
-from mixednuts_dist.config.uris import (
-    check_classifier_uri,
-    check_uris,
-    classifier_forms,
-    dataset_forms,
-    without_weights,
-)
+from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 from mixednuts_dist.images.datasets import check_images, open_dataset
 
@@ -54,11 +48,12 @@ def scheme(tmp_path: Path) -> Iterator[str]:
 
 
 def test_schemes_of_an_extension_are_listed_checked_and_opened(scheme: str) -> None:
-    data, rob = f"stripes{scheme}:20?seed=3", f"means{scheme}:3"
-    check_uris(data=data, std="demo:std", rob=rob)
-    assert f"stripes{scheme}:N[?seed=0]" in dataset_forms()
-    assert f"means{scheme}:K" in classifier_forms()
-    assert without_weights(rob) == f"{rob}?weights=none"
+    data, rob = DatasetSource(f"stripes{scheme}:20?seed=3"), ClassifierSource(f"means{scheme}:3")
+    data.check("data.uri")
+    rob.check("rob")
+    assert f"stripes{scheme}:N[?seed=0]" in data.forms()
+    assert f"means{scheme}:K" in rob.forms()
+    assert rob.without_weights() == f"{rob}?weights=none"
     dataset = open_dataset(data)
     images, labels = dataset.read(5, 13)
     check_images(images, labels, data)
@@ -76,7 +71,7 @@ def test_mistakes_in_them_are_told_as_in_our_own(scheme: str) -> None:
     with pytest.raises(DatasetError, match=r"images \(0, 8, 8\)"):
         open_dataset(f"stripes{scheme}:0")
     with pytest.raises(BaseClassifierError, match="is not one of 3, 4"):
-        check_classifier_uri(f"means{scheme}:5", "rob")
+        ClassifierSource(f"means{scheme}:5").check("rob")
 
 
 def test_an_edit_in_the_same_second_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

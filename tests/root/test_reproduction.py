@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.register import STUDIES
-from mixednuts_dist.config.uris import missing_input
+from mixednuts_dist.config.uris import ClassifierSource
 from tests.helpers.pages import ROOT
 
 PAGE = (ROOT / "docs" / "reproduce-the-paper.md").read_text()
@@ -41,7 +41,7 @@ def test_command_is_valid(line: str) -> None:
     context = command.make_context(name, list(arguments))
     for uri in context.params.get("robs", ()):
         if uri != "FILE.txt":
-            missing_input("--rob", uri)  # raises for a model that the zoo does not have
+            ClassifierSource(uri).missing("--rob")  # raises for a model that the zoo does not have
     if name == "study":
         STUDIES.check(context.params["name"])
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mixednuts_dist.config import uris
 from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.errors import BaseClassifierError, ConfigError, DatasetError
 
 
@@ -29,7 +29,7 @@ from mixednuts_dist.errors import BaseClassifierError, ConfigError, DatasetError
 )
 def test_a_wrong_dataset_is_refused_with_the_valid_forms(uri: str, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
-        uris.check_dataset_uri(uri)
+        DatasetSource(uri).check("data.uri")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_wrong_dataset_is_refused_with_the_valid_forms(uri: str, message: str)
 )
 def test_a_wrong_classifier_is_refused_with_the_valid_forms(uri: str, message: str) -> None:
     with pytest.raises(BaseClassifierError, match=message) as caught:
-        uris.check_classifier_uri(uri, "std")
+        ClassifierSource(uri).check("std")
     assert "user:word" not in str(caught.value)
 
 
@@ -72,12 +72,12 @@ def test_black_box_rob_needs_the_method_square(uri: str) -> None:
 
 
 def test_a_black_box_keeps_its_query_and_its_fragment_apart() -> None:
-    parsed = uris.parse_uri("http://host:80/classify?model=a#classes=10")
+    parsed = ClassifierSource("http://host:80/classify?model=a#classes=10")
     assert (parsed.target, parsed.option("model"), parsed.fragment) == ("//host:80/classify", "a", "classes=10")
-    assert uris.parse_uri("py:a#b.py:f").target == "a#b.py:f"
+    assert ClassifierSource("py:a#b.py:f").target == "a#b.py:f"
 
 
 def test_the_configuration_describes_the_forms_that_there_are() -> None:
     described = RunConfig.model_fields["data"].annotation
     assert described is not None
-    assert ", ".join(uris.dataset_forms()) == described.model_fields["uri"].description
+    assert ", ".join(DatasetSource.forms()) == described.model_fields["uri"].description

@@ -15,7 +15,7 @@ from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.cli.sizing import measure
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.config.search_config import grid_values
-from mixednuts_dist.config.uris import check_classifier_uri, check_dataset_uri, known_image_shape, missing_input
+from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.selection.choice import Choice, published_grid
@@ -53,8 +53,8 @@ def test_the_settings_are_the_paper_s(name: str, tmp_path: Path) -> None:
     assert (config.attack.n_iter, config.attack.n_target_classes, config.evaluate.n_queries) == (100, 9, 5000)
     assert (config.evaluate.rd, config.evaluate.mode) == (0.9, "transfer")
     for role, uri in (("std", config.std), ("rob", config.rob)):
-        check_classifier_uri(uri, role)
-    check_dataset_uri(config.data.uri.replace("data/imagenet", str(tmp_path)))
+        ClassifierSource(uri).check(role)
+    DatasetSource(config.data.uri.replace("data/imagenet", str(tmp_path))).check("data.uri")
 
 
 def test_published_parameters_equal_robustbench() -> None:
@@ -84,7 +84,7 @@ def test_describe_gives_the_efficiency_table_without_weights(name: str) -> None:
         assert size is not None
         assert round(size.parameters / 1e6, 1) == millions
         assert round(size.flops / 1e9, 1) == gigaflops
-    assert shape == known_image_shape(config_of(name).data.uri)
+    assert shape == config_of(name).data.uri.image_shape
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -104,7 +104,7 @@ def test_the_classes_answer_one_image_with_random_weights(name: str, role: str) 
     """The real size, about 1 GB and 10 s each; `describe` above sends an image through all six on the meta device."""
     uri: str = getattr(config_of(name), role)
     model = load_classifier(f"{uri}&weights=none", role)
-    shape = known_image_shape(config_of(name).data.uri)
+    shape = config_of(name).data.uri.image_shape
     assert shape is not None
     with torch.no_grad():
         logits = model(torch.rand(1, *shape))
@@ -173,7 +173,7 @@ def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatc
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_missing_input_names_both_weights_of_a_mixture(name: str, tmp_path: Path) -> None:
     config = config_of(f"published-{name}")
-    missing = list(missing_input("rob", f"{config.rob}&model_dir={tmp_path}"))
+    missing = list(ClassifierSource(f"{config.rob}&model_dir={tmp_path}").missing("rob"))
     assert [Path(item.path).name for item in missing] == [
         "Bai2024MixedNUTS.pt_m0.pt",
         f"{robustbench_zoo._ROBUST_PARTS[name]}.pt",

@@ -15,6 +15,7 @@ import yaml
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
 from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
@@ -133,11 +134,11 @@ def grown_mebibytes(tmp_path: Path) -> float:
     store.write(MANIFEST, Manifest("npz:x", "f", 0, (3, 224, 224), tuple(parts), labels).to_json())
     (tmp_path / "cheap.py").write_text(CHEAP_CLASSIFIER)
     (tmp_path / "run.yaml").write_text("")
-    uri = f"py:{tmp_path / 'cheap.py'}:pooled"
+    source = ClassifierSource(f"py:{tmp_path / 'cheap.py'}:pooled")
     dataset = open_dataset(f"parquet:{tmp_path / 'images'}")
-    checksum = classifier_checksum(load_classifier(uri, "rob"), uri)
+    checksum = classifier_checksum(load_classifier(source, "rob"), source)
     spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri=dataset.uri, std_uri=uri, rob_uri=uri,
+        store_uri=str(tmp_path), data=DatasetSource(dataset.uri), classifiers={"std": source, "rob": source},
         checksums={"labels": labels_checksum(dataset), "std": checksum, "rob": checksum},
         threat=ThreatModel("Linf", 0.01), seed=0, ln_k=None, batch_size=size, n_threads=1,
     )  # fmt: skip
