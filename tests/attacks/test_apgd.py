@@ -12,7 +12,7 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from tests.helpers.stepping import iterates, one_pass, start_keys, started
+from tests.helpers.stepping import iterates, start_keys
 
 pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # DLR can be constant
 
@@ -62,24 +62,6 @@ def _behind_a_constant_loss(model, points: list[Tensor], labels: Tensor) -> Tens
     """
     third = torch.stack([model(x).argsort(dim=1)[:, -3] == labels for x in points])
     return third.cumsum(dim=0) - third.long() > 0
-
-
-def test_apgd_slots_are_independent(victim) -> None:
-    """Images that start later follow the same path as images that start first."""
-    model, x, y = victim(n=6)
-    planned = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))
-    together = iterates(planned, model, x, y)[-1]
-    run = planned.runs()[0]
-    stepper, state = run.stepper, run.stepper.init(x)
-    stepper.start(state, torch.arange(3), started(run, x[:3], y[:3]))
-    last: dict[int, Tensor] = {}
-    for step in range(31 + 7):
-        if step == 7:
-            stepper.start(state, torch.arange(3, 6), started(run, x[3:], y[3:], ids=range(3, 6)))
-        due = state.iteration.clone()
-        x_new = one_pass(stepper, state, model, y, y).x
-        last |= {i: x_new[i] for i in range(6) if int(due[i]) == 30 and (i < 3 or step >= 7)}
-    assert torch.allclose(torch.stack([last[i] for i in range(6)]), together, atol=1e-6)
 
 
 @pytest.mark.parametrize("attack", [ApgdCe, ApgdDlr, ApgdT])

@@ -197,14 +197,6 @@ def test_projections_equal_the_published_ones(norm: str) -> None:
 
 
 @NORMS
-def test_a_projection_does_not_depend_on_its_company(norm: str) -> None:
-    """Far planes, for which all pixels are looked at again, among near ones or not: the near ones' bits stay."""
-    t, w, offset = (values.float() for values in planes(24, 3072))
-    near_alone = torch.where(torch.arange(24) < 12, offset, 0)
-    assert torch.equal(project_on_plane(t, w, offset, norm)[:12], project_on_plane(t, w, near_alone, norm)[:12])
-
-
-@NORMS
 def test_a_plane_without_a_direction_moves_nothing(norm: str) -> None:
     t = torch.rand(2, 5)
     for offset in (torch.zeros(2), torch.ones(2)):

@@ -10,7 +10,7 @@ from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import RayExecutor, _plain, pool_settings
-from mixednuts_dist.distributed.schedule import HOPELESS, MAX_LOST_MACHINES, Failures, WorkQueue
+from mixednuts_dist.distributed.schedule import MAX_LOST_MACHINES, Failures, WorkQueue
 from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.errors import ClusterError, PartitionFailed
 from mixednuts_dist.storage.partitions import Partition
@@ -37,36 +37,12 @@ def test_lost_machines_use_up_no_try_but_have_a_bound(failures: Failures, tmp_pa
     assert "the log" in (tmp_path / "errors" / "attack-00004.txt").read_text()
 
 
-def test_each_partition_has_its_own_tries(failures: Failures) -> None:
-    for partition in (PART, Partition(1, 10, 20)):
-        assert failures.failed(partition, "ValueError: bad", "log", "a", 1)
-        assert not failures.failed(partition, "ValueError: bad", "log", "a", 1)
-    with pytest.raises(PartitionFailed) as caught:
-        failures.raise_if_quarantined()
-    lines = str(caught.value).splitlines()
-    assert [line.partition(" failed 2 of 2 tries")[0] for line in lines] == [
-        "partition 1 (images 10-19)", "partition 4 (images 40-59)",
-    ]  # fmt: skip
-
-
 def test_one_of_several_nodes_does_not_condemn_a_partition(failures: Failures) -> None:
     assert all(failures.failed(PART, "RuntimeError: CUDA error", "log", "bad", 2) for _ in range(5))
     assert not failures.failed(PART, "RuntimeError: CUDA error", "log", "good", 2)
     other = Partition(0, 0, 20)
     tries = [failures.failed(other, "RuntimeError: CUDA error", "log", "bad", 2) for _ in range(6)]
     assert tries == [True] * 5 + [False], "the tries of a partition that no other node gets are bounded, too"
-
-
-def test_where_nothing_works_the_rest_is_not_tried(failures: Failures, tmp_path: Path) -> None:
-    for index in range(HOPELESS * failures.max_tries):
-        failures.raise_if_hopeless()
-        assert failures.failed(Partition(index, index, index + 1), "RuntimeError: no kernel", "the log", "a", 1)
-    told = r"(?s)partition 0 .*no kernel.*All of 4 tries have failed, so the rest was not tried"
-    with pytest.raises(PartitionFailed, match=told):
-        failures.raise_if_hopeless()
-    assert "the log" in (tmp_path / "errors" / "attack-00000.txt").read_text()
-    failures.succeeded()
-    failures.raise_if_hopeless()
 
 
 @pytest.mark.usefixtures("ray_executor")

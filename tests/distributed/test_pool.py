@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mixednuts_dist.config.run_config import RunConfig
-from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
+from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.storage.records import PartitionSummary
@@ -64,22 +64,6 @@ def test_hanging_worker_is_replaced(
     assert (factory.parent / "mark").exists()
     assert "TimeoutError: not finished after" in caplog.text
     assert sorted(table(config)["sample_id"]) == list(range(24))
-
-
-@pytest.mark.slow
-def test_failing_partition_is_quarantined_and_named(
-    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any
-) -> None:
-    """The failing partition is prefetched next to sound ones."""
-    config = tiny(rob=f"py:{factory}:raising", partition_size=2)
-    reason = "BaseClassifierError: rob=.*: ValueError: image 10 is poison"
-    named = rf"^partition 5 \(images 10-11\) failed 3 of 3 tries: {reason}"
-    with pytest.raises(PartitionFailed, match=named) as caught:
-        attack.run(config, executor=ray_executor)
-    assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
-    log = Path(config.storage) / config.place() / "errors" / "attack-00005.txt"
-    assert str(log) in str(caught.value)
-    assert "poison" in log.read_text()
 
 
 def test_a_worker_with_other_weights_than_the_driver_is_refused(

@@ -1,19 +1,15 @@
 """The laws of every norm, and one from a user's file in a whole run."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from click.testing import CliRunner
 from pyautoattack.autopgd_base import L1_projection
 from torch import Tensor
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
-from mixednuts_dist.cli import main
 from mixednuts_dist.config.register import NORMS, load_extensions
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
@@ -109,13 +105,6 @@ def test_random_starts_follow_the_image_and_not_the_batch(threat: ThreatModel) -
     assert bool(ball.contains(start, x).all())
 
 
-@every_threat
-def test_random_starts_do_not_touch_the_global_generator(threat: ThreatModel) -> None:
-    state = torch.random.get_rng_state()
-    ball_of(threat).random_start(images(2, (1, 8, 8)), start_keys("a", 2))
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
 L4 = """
 from mixednuts_dist.norms.ball import TINY, Ball, per_image
 from mixednuts_dist.config.register import NORMS
@@ -194,14 +183,3 @@ def test_user_norm_is_checked_with_the_configuration(tmp_path: Path, l4: str) ->
         parse_config({**content, "attack": {"method": "square"}})
     with pytest.raises(ConfigError, match=r"threat\.norm: norm 'L5' is not known.* Valid names: Linf, L2"):
         parse_config({**content, "threat": {"norm": "L5", "eps": 0.3}})
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_whole_run_takes_a_norm_from_a_users_file(tmp_path: Path, l4: str) -> None:
-    content = l4_content(tmp_path, l4, ["apgd-ce"])
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(content))
-    ran = CliRunner().invoke(main, ["run", str(file), "--local", "--json"])
-    assert ran.exit_code == 0, ran.output
-    assert json.loads(ran.stdout)["accuracy"]
-    assert "norm: L4" in next((tmp_path / "runs").rglob("run.yaml")).read_text()

@@ -1,16 +1,11 @@
 """The certify stage from the configuration to the report: same rows after a kill, bad input."""
 
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 
 from mixednuts_dist import load_run, pipeline
 from mixednuts_dist.certification.answers import ROB_ALONE
@@ -140,30 +135,6 @@ def test_a_black_box_std_is_asked_for_nothing_but_its_class(tmp_path: Path) -> N
 def test_a_run_that_admits_random_classifiers_has_no_certificates(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="admits a random"):
         certified(tmp_path, evaluate={"attacks": ["apgd-ce"], "eot": 4})
-
-
-@pytest.mark.slow
-def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    keys = {"n": 2000, "n_choose": 20, "radii": [0.1], "stop_when_decided": False}
-    changes = {"certify": keys, "partition_size": 2, "compute": {"batch_size": 64, "executor": "debug"}}
-    certified(tmp_path / "whole", **changes)
-    config = tmp_path / "killed.yaml"
-    config.write_text(yaml.safe_dump(content(tmp_path / "killed", **changes)))
-    command = [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--only", "certify"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(list(tmp_path.glob("killed/*/certify/*/part-*.parquet"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    before = {part.name: part.stat().st_mtime_ns for part in tmp_path.glob("killed/*/certify/*/part-*.parquet")}
-    assert len(before) < 12
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = {part.name: part for part in tmp_path.glob("killed/*/certify/*/part-*.parquet")}
-    whole = {part.name: part for part in tmp_path.glob("whole/*/certify/*/part-*.parquet")}
-    assert after.keys() == whole.keys() and len(whole) == 12
-    assert all(pq.read_table(after[name]).equals(pq.read_table(whole[name])) for name in whole)
-    assert {name: after[name].stat().st_mtime_ns for name in before} == before
 
 
 def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
