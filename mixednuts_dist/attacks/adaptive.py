@@ -14,7 +14,7 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..config.versions import version_named
 from .apgd import float32_runs
-from .ascent import ApgdRun
+from .ascent import Apgd
 from .attack import Setting, runs_of
 from .budget import AttackBudget, attacks_in, checked_budget
 from .draws import Draws
@@ -154,7 +154,7 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
             runs = [replace(run, wanted=None) for run in runs if run.float32]
         plan += runs
         if setting.low_precision and position == max(climbing, default=None):
-            plan += float32_runs(setting, name, [each for each in plan if isinstance(each, ApgdRun)])
+            plan += float32_runs(setting, name, [each for each in plan if isinstance(each.stepper, Apgd)])
         for follower in kind.followed_by:
             if follower not in attacks:
                 plan += [replace(run, attack=name) for run in runs_of(follower, setting)]

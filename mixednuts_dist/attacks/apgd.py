@@ -4,11 +4,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config.register import ATTACKS
 from ..norms.ball import ball_of
-from .ascent import Apgd, ApgdRun
+from .ascent import Apgd
 from .attack import Attack, Setting, borderline
 from .budget import AttackBudget
 from .sparse_ascent import SparseApgd
@@ -20,9 +20,10 @@ POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # an image whose margin fell by more is p
 GROUP = "apgd"  # the runs of all APGD attacks are independent of one another
 
 
-def stepper_for(setting: Setting) -> Apgd:
-    """Return what takes the steps in the norm of the threat model."""
-    return (SparseApgd if ball_of(setting.threat).sparse else Apgd)(setting.threat, setting.seed)
+def stepper_for(setting: Setting, **schedule: Any) -> Apgd:
+    """Return what takes the steps in the norm of the threat model; `schedule` instead of that of the budget."""
+    kind = SparseApgd if ball_of(setting.threat).sparse else Apgd
+    return kind(setting.threat, setting.seed, **schedule or {"n_iter": setting.budget.n_iter})
 
 
 @ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter", "n_restarts"), order=1)
@@ -39,11 +40,8 @@ class ApgdCe(Attack):
         return steps, steps
 
     def runs(self) -> Sequence[Run]:
-        budget, stepper = self.setting.budget, stepper_for(self.setting)
-        return [
-            ApgdRun(self.name, self.name, stepper, restart=restart, group=GROUP, loss=self.loss, n_iter=budget.n_iter)
-            for restart in range(budget.n_restarts)
-        ]
+        stepper, restarts = stepper_for(self.setting), range(self.setting.budget.n_restarts)
+        return [Run(self.name, self.name, stepper, restart=i, group=GROUP, loss=self.loss) for i in restarts]
 
 
 @ATTACKS("apgd-dlr", describes="APGD on the untargeted DLR loss", options=("n_iter", "n_restarts"), order=8)
@@ -68,11 +66,9 @@ class ApgdT(Attack):
         return steps, steps
 
     def runs(self) -> Sequence[Run]:
-        budget, stepper = self.setting.budget, stepper_for(self.setting)
-        return [
-            ApgdRun(self.name, "apgd-t/{rank}", stepper, target=target, group=GROUP, loss="dlr", n_iter=budget.n_iter)
-            for target in range(1, budget.n_targets(self.setting.n_classes) + 1)
-        ]
+        stepper = stepper_for(self.setting)
+        targets = range(1, self.setting.budget.n_targets(self.setting.n_classes) + 1)
+        return [Run(self.name, "apgd-t/{rank}", stepper, target, group=GROUP, loss="dlr") for target in targets]
 
 
 def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
@@ -83,7 +79,7 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
     themselves: the last thousandth of the margin decides whether it breaks, and low-precision gradients do not reach
     that far.
     """
-    stepper = stepper_for(setting)
+    stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
 
     def still_gains(image: ImageSummary) -> bool:
         return image.gain > POLISH_AGAIN
@@ -92,9 +88,6 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
         margins = image.margin, image.repeated_margin
         return all(borderline(margin, image.clean_margin, setting) for margin in margins)
 
-    polish = ApgdRun(
-        attack, "polish", stepper, float32=True, loss="margin", n_iter=POLISH_ITERATIONS, from_best=True,
-        first_step=POLISH_STEP,
-    )  # fmt: skip
+    polish = Run(attack, "polish", stepper, from_best=True, loss="margin", float32=True)
     again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
     return [polish, *again, *(replace(run, float32=True, wanted=came_near, group="repeats") for run in low_precision)]

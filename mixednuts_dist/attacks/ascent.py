@@ -7,6 +7,7 @@ Shapes: S slots, images of C x H x W.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,25 +16,14 @@ from ..config.register import LOSSES
 from ..norms.ball import MOMENTUM, Ball, per_image
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Counts, Flags, Images, Numbers, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
 
-@dataclass(frozen=True)
-class ApgdRun(Run):
-    """One run of APGD."""
-
-    loss: str = "ce"  # registered
-    n_iter: int = 100
-    from_best: bool = False  # begin at the best point so far, not at a random one
-    first_step: float = 2.0  # in radii
-    weight: float = 1.0  # the loss takes it besides logits and classes
-
-
 @dataclass
 class ApgdState(SlotState):
-    """All that APGD remembers of each slot."""
+    """APGD's state of each slot."""
 
     anchors: Tensor  # what the norm needs of the clean image
     x_adv: Images  # where the next step starts from; for a new slot its start
@@ -48,18 +38,10 @@ class ApgdState(SlotState):
     reduced: Flags  # the last review halved the step
     step_size: Numbers
     n_increases: Counts  # steps since the last review in which the loss rose
-    review_at: Counts  # the iteration of the next review
-    check_every: Counts  # iterations between the last and it
-    min_check: Counts
-    check_decrease: Counts
     iteration: Counts  # number of the next evaluation
-    n_iter: Counts
     loss: Counts  # index into `losses`
-    weight: Numbers
     # For sparse steps only
-    n_all: Counts  # iterations in all balls of the schedule
-    alone: Flags  # there is only the last ball
-    n_left: Counts  # radii of the schedule that come after the one in use
+    stage: Counts  # 3, 2, 1: in the first, second and last ball; 0: in the last ball with all iterations
     share: Numbers  # share of the pixels that a step moves
     n_moved: Counts  # pixels in which the best point differed from the image at the last review
     losses: list[str]  # those that any slot has had
@@ -68,6 +50,9 @@ class ApgdState(SlotState):
 @dataclass(frozen=True)
 class Apgd(Stepper[ApgdState]):
     """The steps of all APGD runs except those in L1; `apgd.py` plans the runs."""
+
+    n_iter: int = 100
+    first_step: float = 2.0  # in radii
 
     @property
     def start_ball(self) -> Ball:
@@ -78,26 +63,17 @@ class Apgd(Stepper[ApgdState]):
         return ApgdState.of(like_SCHW, anchors=self.ball.anchors(torch.zeros_like(like_SCHW)), losses=[])
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
-        runs, ball = batch.of_type(ApgdRun), self.ball
-        start = batch.start(self.start_ball, self.seed, [run.from_best for run in runs], batch.best)
-        state.anchors[slots], state.x_adv[slots] = ball.anchors(batch.x), ball.settled(start, batch.x)
+        start = batch.start(self.start_ball, self.seed)
+        state.anchors[slots], state.x_adv[slots] = self.ball.anchors(batch.x), self.ball.settled(start, batch.x)
         for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
             values[slots] = 0
         for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.iteration):
             values[slots] = 0
         state.reduced[slots] = True
-        state.losses += [name for name in dict.fromkeys(run.loss for run in runs) if name not in state.losses]
-        for values, number in (
-            (state.step_size, lambda run: run.first_step * ball.eps),
-            (state.weight, lambda run: run.weight),
-            (state.n_iter, lambda run: run.n_iter),
-            (state.check_every, lambda run: max(int(0.22 * run.n_iter), 1)),
-            (state.min_check, lambda run: max(int(0.06 * run.n_iter), 1)),
-            (state.check_decrease, lambda run: max(int(0.03 * run.n_iter), 1)),
-            (state.loss, lambda run: state.losses.index(run.loss)),
-        ):
-            values[slots] = sent([number(run) for run in runs], values)
-        state.review_at[slots] = state.check_every[slots]
+        state.step_size[slots] = self.first_step * self.ball.eps
+        names = [run.loss for run in batch.runs]
+        state.losses += [name for name in dict.fromkeys(names) if name not in state.losses]
+        state.loss[slots] = sent([state.losses.index(name) for name in names], state.loss)
 
     def ask(self, state: ApgdState) -> Tensor:
         """The norm's step; a new slot's start itself. The first step has no momentum."""
@@ -110,11 +86,11 @@ class Apgd(Stepper[ApgdState]):
         return torch.where(per_image(starting, x_new), state.x_adv, x_new, out=x_new) if anyone(starting) else x_new
 
     def loss(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        total = None
+        total, weights = None, torch.ones_like(state.loss_best)
         on_host = state.loss.device.type == "cpu"
         for number in sorted(set(state.loss.tolist())) if on_host else range(len(state.losses)):
             loss: Callable[..., Tensor] = LOSSES.get(state.losses[number])
-            values = loss(outputs, labels, targets, state.weight).to(state.loss_best)
+            values = loss(outputs, labels, targets, weights).to(state.loss_best)
             total = values if total is None else torch.where(state.loss == number, values, total)
         assert total is not None
         return total
@@ -134,18 +110,23 @@ class Apgd(Stepper[ApgdState]):
         self._review(state)
         state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
         state.iteration += 1
-        return state.iteration > state.n_iter
+        return state.iteration > self._last(state)
 
     def _direction(self, grad: Tensor) -> Tensor:
         """Return what `ask` needs of a gradient, in new memory."""
         return self.ball.steepest(grad)
 
+    def _last(self, state: ApgdState) -> Tensor | int:  # noqa: ARG002
+        """Return the last iteration of each slot."""
+        return self.n_iter
+
     def _review(self, state: ApgdState) -> None:
         """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point."""
-        due = state.iteration == state.review_at
+        n_steps = sent(reviews(self.n_iter), state.iteration)[state.iteration.clamp(max=self.n_iter)]
+        due = n_steps > 0
         if not anyone(due):
             return
-        oscillating = state.n_increases <= state.check_every * RHO
+        oscillating = state.n_increases <= n_steps * RHO
         stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
         halve = due & (oscillating | stalled)
         torch.where(due, halve, state.reduced, out=state.reduced)
@@ -153,7 +134,20 @@ class Apgd(Stepper[ApgdState]):
         torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
         copy_rows(state.x_adv, state.x_best, halve)
         copy_rows(state.direction, state.direction_best, halve)
-        shorter = torch.maximum(state.check_every - state.check_decrease, state.min_check)
-        torch.where(due, shorter, state.check_every, out=state.check_every)
-        torch.where(due, state.iteration + state.check_every, state.review_at, out=state.review_at)
         state.n_increases.masked_fill_(due, 0)
+
+
+@cache
+def reviews(n_iter: int) -> list[int]:
+    """Return, by iteration, the number of steps that a review after it looks back on; 0 if no review is due.
+
+    Example:
+        >>> [i for i, n_steps in enumerate(reviews(100)) if n_steps]
+        [22, 41, 57, 70, 80, 87, 93, 99]
+    """
+    steps, least, due = max(int(0.22 * n_iter), 1), max(int(0.06 * n_iter), 1), 0
+    n_steps = [0] * (n_iter + 1)
+    while (due := due + steps) <= n_iter:
+        n_steps[due] = steps
+        steps = max(steps - max(int(0.03 * n_iter), 1), least)
+    return n_steps

@@ -33,15 +33,6 @@ MOST_STEPS = 33  # steps per run; they broke as many images as 100
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
-@dataclass(frozen=True)
-class JointRun(Run):
-    """One run of the joint attack."""
-
-    n_iter: int = 100
-    from_best: bool = False  # start at the best point so far, not at a random one
-    weight: float = 1.0  # weight of the standard classifier's margin
-
-
 @dataclass
 class JointState(SlotState):
     """The joint attack's state of each slot."""
@@ -50,24 +41,22 @@ class JointState(SlotState):
     x_adv: Images  # to be evaluated next
     momentum: Images
     iteration: Counts  # number of the next evaluation; 0 is that of the starting point
-    n_iter: Counts
-    weight: Numbers
+    weight: Numbers  # multiplies the standard classifier's margin
 
 
 @dataclass(frozen=True)
 class JointSteps(Stepper[JointState]):
     """Steps along the sign of a momentum, whose length falls to 0 as half a cosine."""
 
+    n_iter: int = MOST_STEPS
+
     def init(self, like_SCHW: Tensor) -> JointState:
         return JointState.of(like_SCHW)
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
-        runs = batch.of_type(JointRun)
-        start = batch.start(self.ball, self.seed, [run.from_best for run in runs], batch.best)
-        state.x[slots], state.x_adv[slots] = batch.x, start
+        state.x[slots], state.x_adv[slots] = batch.x, batch.start(self.ball, self.seed)
         state.momentum[slots], state.iteration[slots] = 0, 0
-        state.n_iter[slots] = sent([run.n_iter for run in runs], state.n_iter)
-        state.weight[slots] = sent([run.weight for run in runs], state.weight)
+        state.weight[slots] = sent([run.weight for run in batch.runs], state.weight)
 
     def ask(self, state: JointState) -> Tensor:
         return state.x_adv
@@ -80,12 +69,11 @@ class JointSteps(Stepper[JointState]):
         ball = self.ball
         mean = result.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(result.grad.dtype).tiny)
         state.momentum.mul_(MOMENTUM).add_(result.grad / per_image(mean, result.grad))
-        passed = state.iteration / state.n_iter.clamp(min=1)  # n_iter is 0 in a slot that had no run
-        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * passed).cos())
+        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * (state.iteration / self.n_iter)).cos())
         moved = x + per_image(step, x) * ball.steepest(state.momentum)
         state.x_adv.copy_(ball.project(moved, state.x))
         state.iteration += 1
-        return state.iteration > state.n_iter
+        return state.iteration > self.n_iter
 
 
 @ATTACKS(
@@ -109,7 +97,8 @@ class Joint(Attack):
         setting, budget = self.setting, self.setting.budget
         if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
             return []
-        stepper, n_iter = JointSteps(setting.threat, setting.seed), min(budget.n_iter, MOST_STEPS)
+        n_iter = min(budget.n_iter, MOST_STEPS)
+        stepper = JointSteps(setting.threat, setting.seed, n_iter)
         # If the standard classifier's class changes, the margin falls by up to 2 (1 - alpha).
         slack = 2 * float(setting.model.one_minus_alpha)
 
@@ -122,9 +111,9 @@ class Joint(Attack):
             if not from_best and n_random == budget.joint_starts:
                 break
             runs += [
-                JointRun(
-                    self.name, "joint/{rank}", stepper, target=target, restart=n_random, wanted=wanted,
-                    n_iter=n_iter, from_best=from_best, weight=weight,
+                Run(
+                    self.name, "joint/{rank}", stepper, target=target, restart=n_random, from_best=from_best,
+                    weight=weight, wanted=wanted,
                 )
                 for target in range(1, budget.n_targets(setting.n_classes) + 1)
             ]  # fmt: skip

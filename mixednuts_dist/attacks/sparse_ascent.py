@@ -8,6 +8,7 @@ the one before it, projected; only points in the last ball can count.
 Shapes: S slots, images of C x H x W.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -18,11 +19,14 @@ from torch import Tensor
 from ..config.threat import ThreatModel
 from ..norms.ball import Ball, ball_of, per_image
 from ..norms.l1 import sparse_signs
-from .ascent import Apgd, ApgdRun, ApgdState
+from .ascent import Apgd, ApgdState
 from .losses import anyone
 from .stepper import StartBatch, StepResult, copy_rows, sent
 
-SCHEDULE = ((3, 0.3), (2, 0.3), (1, 0.4))  # radii, and the share of the iterations in that ball
+FIRST_SHARE = (
+    0.3  # share of the iterations in the ball of 3 radii, and of those in the ball of 2; the last has the rest
+)
+_RADII = (1, 1, 2, 3)  # by `ApgdState.stage`
 _SHRINK = 1.5  # divides the number of pixels that the best point moved, and the step size
 _SPARSER = 0.95  # share of moved pixels below which a run returns to its best point, with the longest step
 _SHORTEST = 10.0  # a step is no shorter than a radius divided by this
@@ -36,8 +40,8 @@ class SparseApgd(Apgd):
 
     @cached_property
     def balls(self) -> list[Ball]:
-        """The ball itself, then the larger ones, by `ApgdState.n_left`."""
-        return [ball_of(ThreatModel(self.threat.norm, radii * self.threat.eps)) for radii, _ in reversed(SCHEDULE)]
+        """The ball of each stage."""
+        return [ball_of(ThreatModel(self.threat.norm, radii * self.threat.eps)) for radii in _RADII]
 
     @property
     def start_ball(self) -> Ball:
@@ -47,9 +51,7 @@ class SparseApgd(Apgd):
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         """Begin a random start in the largest ball, and a best point in the ball itself."""
         super().start(state, slots, batch)
-        n_left = [0 if run.from_best else len(SCHEDULE) - 1 for run in batch.of_type(ApgdRun)]
-        state.n_left[slots] = sent(n_left, slots)
-        state.n_all[slots], state.alone[slots] = state.n_iter[slots], state.n_left[slots] == 0
+        state.stage[slots] = sent([0 if run.from_best else 3 for run in batch.runs], slots)
         self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
 
     def ask(self, state: ApgdState) -> Tensor:
@@ -63,10 +65,10 @@ class SparseApgd(Apgd):
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
         """As APGD; slots that have ended a ball continue in the next smaller one."""
         ended = super().tell(state, x, result)
-        following = ended & (state.n_left > 0)
+        following = ended & (state.stage > 1)
         if anyone(following):
             copy_rows(state.x_adv, state.x_best, following)
-            state.n_left -= following.long()
+            state.stage -= following.long()
             copy_rows(state.x_adv, self._project(state.x_adv, state), following)
             state.iteration.masked_fill_(following, 0)
             self._enter(state, following)
@@ -76,11 +78,16 @@ class SparseApgd(Apgd):
         """Return the gradient itself, because a step decides how many pixels it moves."""
         return grad.clone()
 
+    def _last(self, state: ApgdState) -> Tensor:
+        first = math.ceil(FIRST_SHARE * self.n_iter)
+        lengths = (self.n_iter, self.n_iter - 2 * first, first, first)
+        return sent(lengths, state.stage)[state.stage]
+
     def _review(self, state: ApgdState) -> None:
         """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""
-        stepped = state.iteration > 0
         n_moved = self._moved(state.x_best, state)
-        due = stepped & (state.iteration % state.check_every.clamp(min=1) == 0)  # free slots hold zeros
+        check_every = (0.04 * self._last(state)).long().clamp(min=1)
+        due = (state.iteration > 0) & (state.iteration % check_every == 0)
         sparser = due & (n_moved / state.n_moved < _SPARSER)
         longest = self._radius(state)
         shorter = torch.maximum(state.step_size / _SHRINK, longest / _SHORTEST)
@@ -91,20 +98,11 @@ class SparseApgd(Apgd):
         copy_rows(state.direction, state.direction_best, sparser)
 
     def _enter(self, state: ApgdState, chosen: Tensor) -> None:
-        """Set the schedule of slots that enter a ball."""
-        share = torch.tensor([share for _, share in reversed(SCHEDULE)], dtype=torch.float64, device=chosen.device)
-        first = (share[1:, None] * state.n_all).ceil().long()
-        parts = torch.cat([(state.n_all - first.sum(dim=0))[None], first])  # the last ball has what is left
-        n_iter = torch.where(state.alone, state.n_all, parts.gather(0, state.n_left[None])[0])
+        """Set the step size and the sparsity of slots that enter a ball."""
         n_moved = self._moved(state.x_adv, state)
-        for values, new in (
-            (state.n_iter, n_iter),
-            (state.check_every, (0.04 * n_iter).long().clamp(min=1)),
-            (state.n_moved, n_moved),
-            (state.share, self._share(n_moved, state)),
-            (state.step_size, self._radius(state)),
-        ):
-            torch.where(chosen, new, values, out=values)
+        torch.where(chosen, n_moved, state.n_moved, out=state.n_moved)
+        torch.where(chosen, self._share(n_moved, state), state.share, out=state.share)
+        torch.where(chosen, self._radius(state), state.step_size, out=state.step_size)
 
     @staticmethod
     def _moved(x_adv: Tensor, state: ApgdState) -> Tensor:
@@ -116,13 +114,13 @@ class SparseApgd(Apgd):
         return n_moved.to(state.share) / state.x_adv[0].numel() / _SHRINK
 
     def _radius(self, state: ApgdState) -> Tensor:
-        return self.threat.eps * (1 + state.n_left).to(state.step_size)
+        return self.threat.eps * state.stage.clamp(min=1).to(state.step_size)
 
     def _project(self, x_adv: Tensor, state: ApgdState) -> Tensor:
-        """On each slot's own ball."""
+        """Project each slot on its own ball."""
         projected = x_adv
-        for n_left, ball in enumerate(self.balls):
-            here = state.n_left == n_left
+        for stage, ball in enumerate(self.balls):
+            here = state.stage == stage
             if anyone(here):
                 inside = ball.project(x_adv, state.anchors[:, 0])
                 projected = torch.where(per_image(here, x_adv), inside, projected)

@@ -37,8 +37,6 @@ from ..norms.ball import Ball, ball_of
 from ..norms.random import key_number
 from .gradient_model import Outputs
 
-RunT = TypeVar("RunT", bound="Run")
-
 
 @dataclass(frozen=True)
 class ImageSummary:
@@ -60,6 +58,9 @@ class Run:
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
     restart: int = 0
     group: str = ""  # consecutive runs of one group may run on an image at once; "": this run comes alone
+    from_best: bool = False  # begin at the best point so far, not at a random one
+    loss: str = ""  # registered, for steppers that follow any loss
+    weight: float = 1.0  # the loss takes it besides logits and classes
     float32: bool = False  # gradients in float32 whatever the precision
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
@@ -116,18 +117,14 @@ class StartBatch:
     names: Sequence[str]  # `Run.name` with the target's rank on the clean image instead of "{rank}"
     sample_ids: Sequence[int]
 
-    def of_type(self, kind: type[RunT]) -> list[RunT]:
-        """Return the runs, of the type that the attack made."""
-        return [run for run in self.runs if isinstance(run, kind)]
-
     def random_start(self, ball: Ball, seed: int) -> Tensor:
         """Return AutoAttack's random start in the ball, keyed by (seed, run, restart, sample id)."""
         return ball.random_start(self.x, self.keys(seed))
 
-    def start(self, ball: Ball, seed: int, at_given: Sequence[bool], given: Tensor) -> Tensor:
-        """Return the rows of `given` for runs that begin there, and random starts for the others."""
-        start = given.clone() if all(at_given) else self.random_start(ball, seed)
-        copy_rows(start, given, sent(at_given, self.labels).bool())
+    def start(self, ball: Ball, seed: int) -> Tensor:
+        """Return the best points so far for runs with `from_best`, and random starts for the others."""
+        start = self.random_start(ball, seed)
+        copy_rows(start, self.best, sent([run.from_best for run in self.runs], self.labels).bool())
         return start
 
     def keys(self, seed: int) -> Tensor:

@@ -26,7 +26,7 @@ from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
-from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
+from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 _TINY = 1e-12  # added to the length of a gradient, as published
 _START = 0.5  # share of the radius at which restarts begin
@@ -65,8 +65,8 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
-        half, is_first = type(self.ball)(_START * self.ball.eps), [not run.restart for run in batch.runs]
-        start = batch.start(half, self.seed, is_first, batch.x)
+        start = batch.random_start(type(self.ball)(_START * self.ball.eps), self.seed)
+        copy_rows(start, batch.x, sent([not run.restart for run in batch.runs], slots).bool())
         state.x[slots], state.x_now[slots] = batch.x, start
         state.number[slots], state.checking[slots] = 0, False
         state.distance[slots], state.left[slots] = torch.inf, self.n_iter

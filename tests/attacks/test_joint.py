@@ -99,7 +99,7 @@ def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifie
         budget = AttackBudget(n_iter=n_iter)
         runs = Joint(Setting(THREAT, budget, 10, model=mixed)).runs()
         assert len(runs) >= 9
-        assert sum(run.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
+        assert sum(run.stepper.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
 
 
 DIGITS = [199, 209, 236, 351, 524, 726]  # borderline images

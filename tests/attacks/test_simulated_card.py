@@ -192,7 +192,7 @@ def test_memory_that_ends_on_a_gpu_loses_nothing(card) -> None:
 
 
 def test_state_images_counts_the_state_of_all_batches(card) -> None:
-    """Whole AutoAttack on a mixed classifier, in bfloat16 with float32 after it: seven batches."""
+    """Whole AutoAttack on a mixed classifier, in bfloat16 with float32 after it: eight batches."""
     mixed, x, y = subject("mixture", 16)
     mixed, x, y = mixed.to("cuda"), x.to("cuda"), y.to("cuda")
     shape = BatchShape(16, fixed=True)
@@ -210,7 +210,7 @@ def test_state_images_counts_the_state_of_all_batches(card) -> None:
         if isinstance(array, Tensor)
     ]
     held = sum(array.nbytes for array in [*arrays, x] if array.is_cuda)
-    assert len(engine._batches) == 7
+    assert len(engine._batches) == 8
     assert STATE_IMAGES / 2 < held / (16 * x[0].nbytes) < STATE_IMAGES
     assert card.waits
 
