@@ -29,7 +29,7 @@ from ..stages.progress import RunProgress
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete
 from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result
-from ..stages.stage import Certified, Stage, require_needs, stage_of
+from ..stages.stage import Certified, Stage, stage_of
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
@@ -79,7 +79,7 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults
 def collect(opened: Run) -> RunResults:
     """Return the results of a finished run from its files; it raises what `run` raises."""
     config, stage = opened.config, stage_of(opened.config, "evaluate")
-    require_needs(stage, opened)
+    stage.require_needs(opened)
     content_hash = stage.content_hash(opened)
     evaluated, screened = evaluated_part(opened, content_hash)
     counted = _rob_results(evaluated, content_hash) if config.std is None else _mixture_results(evaluated, content_hash)

@@ -8,14 +8,13 @@ Shapes: B images of a partition, C x H x W, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..attacks.budget import AttackBudget
+from ..config.attack_config import AttackConfig
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
-from ..distributed.tasks import Columns, Counts, Task
+from ..distributed.tasks import Columns, Counts
 from ..storage.partitions import Partition
 from .runs import Run
 from .stage import Stage, attack_passes, budget_of, run_stage
@@ -34,7 +33,13 @@ run = partial(run_stage, "attack")
 
 @STAGES("attack", describes="the minimum-margin attack (MMAA) on the robust classifier", order=1)
 class Attack(Stage):
-    """Runs MMAA on the LayerNormed robust classifier, and the plain APGD pair on the standard one."""
+    """Runs MMAA on the LayerNormed robust classifier, and the plain APGD pair on the standard one.
+
+    A black-box `std` is tried on the adversarial examples for `rob` instead.
+    """
+
+    keys: AttackConfig
+    logit_map: LogitMap | None = None  # instead of LayerNorm, for studies
 
     def asked(self, config: RunConfig) -> bool:
         return config.std is not None
@@ -45,27 +50,10 @@ class Attack(Stage):
     def part(self, opened: Run) -> Run:
         return opened.searched
 
-    def task(self, opened: Run) -> AttackTask:
-        return attack_task(opened)
-
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
-        attack, n_classes = opened.config.attack, opened.inputs.n_classes
-        on_rob = ("square-margin",) if attack.method == "square" else STD_ATTACKS
-        attacks = {"rob": on_rob, "std": STD_ATTACKS}
-        return {role: attack_passes(names, budget_of(attack), n_classes) for role, names in attacks.items()}
-
-
-# --- on a worker ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackTask(Task):
-    """Runs MMAA on `rob`, and the APGD pair on `std`; a black-box `std` is tried on the examples for `rob` instead."""
-
-    budget: AttackBudget
-    stop_when_broken: bool = True
-    method: str = "apgd"  # or "square", which needs no gradient
-    logit_map: LogitMap | None = None  # applied to the logits of `rob` under attack; LayerNorm by default
+        on_rob = ("square-margin",) if self.keys.method == "square" else STD_ATTACKS
+        attacks, budget = {"rob": on_rob, "std": STD_ATTACKS}, budget_of(self.keys)
+        return {role: attack_passes(names, budget, opened.inputs.n_classes) for role, names in attacks.items()}
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         x, y = worker.images(partition)
@@ -101,8 +89,8 @@ class AttackTask(Task):
         from ..mixing.transforms import LayerNormTransform
 
         rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
-        options = {"stop_when_broken": self.stop_when_broken}
-        if self.method == "square":
+        options = {"stop_when_broken": self.keys.stop_when_broken}
+        if self.keys.method == "square":
             return self._attacked(worker, partition, "rob", rob, ("square-margin",), copies=None, **options)
         return self._attacked(worker, partition, "rob", rob, MMAA, copies=worker.copies, planner=margin_plan, **options)
 
@@ -120,18 +108,6 @@ class AttackTask(Task):
         x, _ = worker.images(partition)
         make = partial(
             ensemble_engine, model, x, threat=worker.spec.threat, attacks=attacks, seed=worker.spec.seed,
-            budget=self.budget, shape=worker.shape(x), **options,
+            budget=budget_of(self.keys), shape=worker.shape(x), **options,
         )  # fmt: skip
         return worker.attacked(partition, make, name=name)
-
-
-def attack_task(opened: Run) -> AttackTask:
-    """Return the configured attack."""
-    attack = opened.config.attack
-    return AttackTask(
-        stage="attack",
-        content_hash=opened.attack_content_hash,
-        budget=budget_of(attack),
-        stop_when_broken=attack.stop_when_broken,
-        method=attack.method,
-    )

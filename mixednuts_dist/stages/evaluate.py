@@ -6,27 +6,27 @@ Shapes: B images of a partition, C x H x W, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..attacks.budget import WARM_START, AttackBudget
+from ..attacks.budget import WARM_START
+from ..config.attack_config import EvaluateConfig
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
 from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
-from ..storage.records import PartitionSummary, SearchResult
+from ..storage.records import PartitionSummary
 from ..storage.tables import FLAG, SURVIVED
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
 from .progress import RunProgress
 from .runs import Run, finished_partitions
 from .search_result import evaluate_content_hash
-from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, run_stage
+from .stage import Stage, attack_passes, budget_of, run_stage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..attacks.gradient_model import AttackMode
     from ..attacks.scheduler import Group, Scheduler
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
@@ -41,17 +41,21 @@ class Evaluate(Stage):
 
     needs = ("attack",)
     of_mixture = True
+    keys: EvaluateConfig
+    points: tuple[StoredPoints, ...] = ()  # stored adversarial examples, tried before any attack
 
     def content_hash(self, opened: Run) -> str:
         return evaluate_content_hash(opened, self.searched(opened))
 
-    def task(self, opened: Run) -> EvaluateTask:
-        return evaluate_task(opened, self.searched(opened))
+    def task(self, opened: Run) -> Task:
+        if self.keys.warm_start and (search := self.searched(opened)):
+            sources = StoredPoints("attack", opened.attack_content_hash), *map(points_of_round, search.rounds)
+            self.points = tuple(replace(source, n_images=opened.config.search.first) for source in sources)
+        return super().task(opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
-        evaluate, n_classes = opened.config.evaluate, opened.inputs.n_classes
-        budget, draws = budget_of(evaluate, opened.config.threat.norm), evaluate.eot or 1
-        forward, backward = attack_passes(evaluate.attacks, budget, n_classes)
+        budget, draws = budget_of(self.keys, opened.config.threat.norm), self.keys.eot or 1
+        forward, backward = attack_passes(self.keys.attacks, budget, opened.inputs.n_classes)
         return {self.model_name(opened.config): (forward * draws, backward * draws)}
 
     def likely_share(self, opened: Run) -> tuple[float, str] | None:
@@ -78,7 +82,7 @@ class Evaluate(Stage):
         from .early_stop import early_stop_of
         from .partitioned import run_partitions
 
-        require_needs(self, opened)
+        self.require_needs(opened)
         stop = early_stop_of(opened)
         run_partitions(opened, self.task(opened), executor, progress, self.costs(opened), early_stop=stop)
 
@@ -89,21 +93,6 @@ class Evaluate(Stage):
         cross_check(opened, executor, progress or RunProgress())
         return opened
 
-
-# --- on a worker ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateTask(Task):
-    """Runs an ensemble of attacks on the mixed classifier of the task, or on `rob` if the task has none."""
-
-    budget: AttackBudget
-    attacks: tuple[str, ...] = ()
-    mode: AttackMode = "transfer"
-    eot: int | None = None  # draws per gradient of a random classifier
-    points: tuple[StoredPoints, ...] = ()  # stored adversarial examples, tried before any attack
-    given: str | None = None  # a file of submitted adversarial examples, tried likewise
-
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
@@ -113,13 +102,13 @@ class EvaluateTask(Task):
 
         def with_points(partition: Partition) -> Group:
             group, points = worker.group(partition), read_points(worker, partition, self.points)
-            if self.given is not None:
-                points.append(held_points(worker, partition, self.given).tried)
+            if self.keys.points is not None:
+                points.append(held_points(worker, partition, self.keys.points).tried)
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
-        outcome = worker.attacked(partition, self.engine(worker, x, self.attacks), group=with_points)
+        outcome = worker.attacked(partition, self.engine(worker, x, self.keys.attacks), group=with_points)
         clean = worker.logits(model, x)
-        attacked = AttackedModel.of(model, mode=self.mode)
+        attacked = AttackedModel.of(model, mode=self.keys.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))
         columns = {
             f"{name}_clean": clean,
@@ -132,36 +121,14 @@ class EvaluateTask(Task):
         return columns, worker.counts(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
     def engine(self, worker: Workbench, x: Tensor, attacks: Sequence[str]) -> Callable[[], Scheduler]:
-        """Return a function that starts the engine of these attacks on the classifier of the task."""
+        """Return a function that starts an engine of these attacks on `worker.model`."""
         from ..attacks.adaptive import ensemble_engine
 
         return partial(
-            ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=attacks, mode=self.mode,
-            seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), copies=worker.copies, eot=self.eot,
+            ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=attacks, mode=self.keys.mode,
+            seed=worker.spec.seed, budget=budget_of(self.keys, worker.spec.threat.norm), shape=worker.shape(x),
+            copies=worker.copies, eot=self.keys.eot,
         )  # fmt: skip
-
-
-def evaluate_task(opened: Run, search: SearchResult | None) -> EvaluateTask:
-    """Return the configured attacks on the mixed classifier that a search deployed, or on `rob` alone if it is None."""
-    config, evaluate = opened.config, opened.config.evaluate
-    if evaluate.eot is not None:
-        from ..attacks.draws import check_eot
-
-        check_eot(evaluate.eot, evaluate.attacks)
-    task = EvaluateTask(
-        stage="evaluate",
-        content_hash=evaluate_content_hash(opened, search),
-        budget=budget_of(evaluate, config.threat.norm),
-        attacks=tuple(evaluate.attacks),
-        mode=evaluate.mode,
-        eot=evaluate.eot,
-        given=evaluate.points,
-    )
-    if search is None:
-        return task
-    sources = StoredPoints("attack", opened.attack_content_hash), *map(points_of_round, search.rounds)
-    points = tuple(replace(source, n_images=config.search.first) for source in sources if evaluate.warm_start)
-    return replace(task, mixture=deployed_mixture(opened, search), points=points)
 
 
 def steps_of(opened: Run) -> list[str]:

@@ -10,15 +10,14 @@ Shapes: B images of a partition.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..config.register import STAGES
 from ..config.run_config import digest
-from ..distributed.tasks import Columns, Counts
+from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from ..storage.tables import SURVIVED
-from .evaluate import EvaluateTask
+from .evaluate import Evaluate
 from .runs import Run
 from .stage import Stage, stage_of
 
@@ -33,13 +32,26 @@ class Individual(Stage):
     needs = ("attack",)
     of_mixture = True
 
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
+        import torch
+
+        x, y = worker.images(partition)
+        outcomes = {
+            attack: worker.attacked(partition, self.evaluate.engine(worker, x, (attack,)), name=attack)
+            for attack in self.evaluate.keys.attacks
+        }
+        columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
+        columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
+        passes = [sum(getattr(outcome, kind) for outcome in outcomes.values()) for kind in ("n_forward", "n_backward")]
+        clean = worker.logits(worker.model, x)
+        return columns, worker.counts(worker.model_name, clean, y, columns["robust"], *passes)
+
     def content_hash(self, opened: Run) -> str:
         return digest({"individual": stage_of(opened.config, "evaluate").content_hash(opened)})
 
-    def task(self, opened: Run) -> IndividualTask:
-        task = stage_of(opened.config, "evaluate").task(opened)
-        assert isinstance(task, EvaluateTask)
-        return IndividualTask(**vars(task) | {"stage": self.name, "content_hash": self.content_hash(opened)})
+    def task(self, opened: Run) -> Task:
+        self.evaluate = cast(Evaluate, stage_of(opened.config, "evaluate"))
+        return super().task(opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return stage_of(opened.config, "evaluate").passes(opened)
@@ -56,22 +68,3 @@ class Individual(Stage):
             [name, (int(found[column].sum()), len(found[column]))] for name, column in columns.items()
         ]
         return {"individual attacks, each on all images": (["attack", "robust"], rows)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndividualTask(EvaluateTask):
-    """Runs each attack of an evaluation from the clean images."""
-
-    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
-        import torch
-
-        x, y = worker.images(partition)
-        outcomes = {
-            attack: worker.attacked(partition, self.engine(worker, x, (attack,)), name=attack)
-            for attack in self.attacks
-        }
-        columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
-        columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
-        passes = [sum(getattr(outcome, kind) for outcome in outcomes.values()) for kind in ("n_forward", "n_backward")]
-        clean = worker.logits(worker.model, x)
-        return columns, worker.counts(worker.model_name, clean, y, columns["robust"], *passes)

@@ -33,13 +33,16 @@ def inspect_inputs(config: RunConfig) -> Inputs:
 
     Raises:
         DatasetError, BaseClassifierError: if they cannot be used.
-        ConfigError: if `evaluate.check` cannot attack a classifier with so few classes.
+        ConfigError, InvalidInputError: if they contradict a key of `evaluate`: `check`, `eot` or `rd`.
     """
+    from ..attacks.draws import check_eot
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_images, labels_checksum, open_dataset
     from ..mixing.classifier import MixedClassifier
 
+    evaluate = config.evaluate
+    check_eot(evaluate.eot, evaluate.attacks)
     dataset = open_dataset(config.data.uri)
     n_images = config.data.n or len(dataset)
     if n_images > len(dataset):
@@ -50,9 +53,15 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     n_classes, masked, mixed = dict[str, int](), list[str](), False
     for role, source in config.classifiers.items():
         model = load_classifier(source, role)
-        n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
-        mixed = role == "rob" and isinstance(model, MixedClassifier)
-        differentiable = model.rob if isinstance(model, MixedClassifier) else model
+        n_classes[role] = check_classifier(model, images, role, random=evaluate.eot is not None)
+        differentiable = model
+        if isinstance(model, MixedClassifier):
+            mixed, differentiable, rd = role == "rob", model.rob, model.mixture.rd
+            if config.std is None and "rd" in evaluate.model_fields_set and evaluate.rd != rd:
+                raise ConfigError(
+                    f"evaluate.rd={evaluate.rd} has no effect on rob={source!r}, a mixed classifier whose own "
+                    f"surrogate has r_d = {rd}. Remove evaluate.rd"
+                )
         by_gradient = role == "rob" and config.attack.method == "apgd"
         if (by_gradient or (role == "std" and not source.is_black_box)) and not has_gradient(differentiable, images):
             masked.append(role)
@@ -64,16 +73,16 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         checksums[role] = classifier_checksum(model, source)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
         raise BaseClassifierError(f"`std` has {n_classes['std']} classes and `rob` {n_classes['rob']}; they must agree")
-    if config.evaluate.check and n_classes["rob"] < _LEAST_CLASSES:
+    if evaluate.check and n_classes["rob"] < _LEAST_CLASSES:
         raise ConfigError(
-            f"evaluate.check={config.evaluate.check} needs {_LEAST_CLASSES} classes or more, and rob={config.rob!r} "
+            f"evaluate.check={evaluate.check} needs {_LEAST_CLASSES} classes or more, and rob={config.rob!r} "
             f"has {n_classes['rob']}; leave the check out"
         )
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
-    if config.evaluate.points is not None:
-        checksums[GIVEN_POINTS] = _checked_points(config, config.evaluate.points, n_images, images)
+    if evaluate.points is not None:
+        checksums[GIVEN_POINTS] = _checked_points(config, evaluate.points, n_images, images)
     return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, masked, mixed)
 
 

@@ -150,10 +150,10 @@ class Stage:
         return finished_partitions(self.part(opened), self.name, self.content_hash(opened))
 
     def task(self, opened: Run) -> Task:
-        """Return the task for the workers; a stage that sends more than its keys overrides this."""
+        """Return the task for the workers, to which the stage itself travels with its attributes."""
         search = self.searched(opened)
         mixture = deployed_mixture(opened, search) if search else None
-        return _StageTask(stage=self.name, content_hash=self.content_hash(opened), mixture=mixture, of=self)
+        return StageTask(stage=self.name, content_hash=self.content_hash(opened), mixture=mixture, of=self)
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Compute the unfinished partitions.
@@ -164,8 +164,18 @@ class Stage:
         """
         from .partitioned import run_partitions
 
-        require_needs(self, opened)
+        self.require_needs(opened)
         run_partitions(self.part(opened), self.task(opened), executor, progress, self.costs(opened))
+
+    def require_needs(self, opened: Run) -> None:
+        """Check that the stages that this stage needs are complete, as far as the run has them.
+
+        Raises:
+            MissingArtifact: with the missing partitions and the command that computes them.
+        """
+        for other in (stage_of(opened.config, name) for name in self.needs):
+            if other.asked(opened.config):
+                require_complete(other.part(opened), other.name, other.content_hash(opened))
 
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         """Open the run and complete the stage; errors as in `complete` and `open_run`."""
@@ -198,7 +208,9 @@ class Certified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StageTask(Task):
+class StageTask(Task):
+    """The task of a stage that computes rows on its own."""
+
     of: Stage
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
@@ -240,17 +252,6 @@ def run_stage(
 ) -> Run:
     """Open the run of a configuration, complete one stage, and return the run; errors as in `Stage.run`."""
     return stage_of(config, name).run(config, executor=executor, progress=progress)
-
-
-def require_needs(stage: Stage, opened: Run) -> None:
-    """Check that the stages that a stage needs are complete, as far as the run has them.
-
-    Raises:
-        MissingArtifact: with the missing partitions and the command that computes them.
-    """
-    for other in (stage_of(opened.config, name) for name in stage.needs):
-        if other.asked(opened.config):
-            require_complete(other.part(opened), other.name, other.content_hash(opened))
 
 
 def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:

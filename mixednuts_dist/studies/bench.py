@@ -33,9 +33,9 @@ from ..selection.exploration import Selection
 from ..selection.grid import Grid, kept_images
 from ..selection.inputs import CachedLogits
 from ..selection.selection import search_grid
-from ..stages import attack as attack_stage
-from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
+from ..stages.attack import Attack
+from ..stages.evaluate import steps_of
 from ..stages.partitioned import run_partitions
 from ..stages.progress import RunProgress
 from ..stages.runs import MOST_LOGITS, Run, open_run, searched_images
@@ -191,13 +191,13 @@ class Bench:
         evaluate = self.budget.with_changes(**changes)
         part = self._part(self.run)
         part = replace(part, config=part.config.with_changes(evaluate=evaluate))
-        task = evaluate_stage.evaluate_task(part, self.search)
+        task = stage_of(part.config, "evaluate").task(part)
         used = mixture or self.deployed()
         key = digest({"evaluate": task.content_hash, "mixture": used.settings()})
         mixture = replace(used, surrogate_alpha=self.search.surrogate_alpha, rd=evaluate.rd)
         task = replace(task, mixture=mixture, content_hash=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
-        steps = evaluate_stage.steps_of(part)
+        steps = steps_of(part)
         records = read_evaluate_records(part.rows, part.partitions, key, steps, stage=task.stage)
         clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
         return Measured(clean_N, records.robust_N, records.survived)
@@ -212,10 +212,11 @@ class Bench:
         attack = self.config.attack.with_changes(**changes)
         own = rob is None or rob == self.config.rob
         part = self._part(self.run if own else open_run(self.config.with_changes(rob=rob)))
-        task = attack_stage.attack_task(replace(part, config=part.config.with_changes(attack=attack)))
+        stage = Attack("attack", attack)
+        stage.logit_map = logit_map
         about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
         key = digest({"attack": part.attack_content_hash, "changed": attack.model_dump(mode="json"), **about})
-        task = replace(task, logit_map=logit_map, content_hash=key, stage=f"studies/rows/{key}")
+        task = replace(stage.task(part), content_hash=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
         return read_attack_records(part.rows, part.partitions, key, stage=task.stage)
 
@@ -224,7 +225,7 @@ class Bench:
         if rob == self.config.rob:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
-        self._complete(part, attack_stage.attack_task(part), f"MMAA on {rob}")
+        self._complete(part, stage_of(part.config, "attack").task(part), f"MMAA on {rob}")
         return read_attack_records(part.rows, part.partitions, part.attack_content_hash)
 
     @property

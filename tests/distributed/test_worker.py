@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
-from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.measurements import Measurements
 from mixednuts_dist.distributed.ray_executor import end_with_parent
@@ -20,13 +19,12 @@ from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
-from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_summary, read_attack_records
-from tests.helpers.worker_specs import spec_of
+from tests.helpers.worker_specs import attack_task, spec_of
 
-TASK = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
+TASK = attack_task(2, 1)
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 
 def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
-    task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
+    task = attack_task(10, 2)
     summary = worker.process(partition, task)
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS
-from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import AttackRecords, PartitionSummary
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_attack_records
 from tests.helpers.simulated_card import SimulatedCard
-from tests.helpers.worker_specs import spec_of
+from tests.helpers.worker_specs import attack_task, spec_of
 
 PARTITION = Partition(0, 30, 54)
 
@@ -22,7 +20,7 @@ PARTITION = Partition(0, 30, 54)
 def attacked(folder: Path, n_gpus: float) -> tuple[PartitionSummary, AttackRecords]:
     worker = AttackWorker(spec_of(folder, batch_size=32, precision="fp32"), n_gpus)
     worker.ready()
-    task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=4, n_target_classes=2))
+    task = attack_task(4, 2)
     summary = worker.process(PARTITION, task)
     return summary, read_attack_records(Store(str(folder)), [PARTITION], "f0")
 

@@ -4,10 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.config.attack_config import AttackConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
+from mixednuts_dist.stages.attack import Attack
+from mixednuts_dist.stages.stage import StageTask
 
 
 def spec_of(folder: Path, **changes) -> WorkerSpec:
@@ -32,3 +35,9 @@ def unchecked_spec(folder: Path, **changes) -> WorkerSpec:
         checksums={}, threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     return replace(spec, **changes)
+
+
+def attack_task(n_iter: int, n_target_classes: int) -> StageTask:
+    """Return the task of an attack stage with this budget."""
+    keys = AttackConfig(n_iter=n_iter, n_target_classes=n_target_classes)
+    return StageTask(stage="attack", content_hash="f0", of=Attack("attack", keys))

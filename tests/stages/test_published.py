@@ -15,8 +15,10 @@ from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.deployment.robustbench_submission import export_submission
+from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.stages.runs import open_run
 from tests.helpers.runs import rows
 
 MIXTURE, N_IMAGES = "robustbench:Bai2024MixedNUTS?dataset=cifar10", 24
@@ -57,6 +59,14 @@ def test_run_equals_autoattack_of_the_mixed_classifier(
     assert torch.equal(torch.tensor(logits), alone.logits)
     assert results.row("rob").attack.startswith("adaptive ")
     assert 0 < results.row("rob").robust.correct < N_IMAGES
+
+
+@pytest.mark.usefixtures("digits_inside")
+def test_rd_of_a_published_mixture_cannot_be_set(tmp_path: Path) -> None:
+    """Its own surrogate has r_d = 0.9."""
+    assert open_run(configured(tmp_path, rd=0.9)).inputs.mixed
+    with pytest.raises(ConfigError, match=r"evaluate\.rd=0\.5 has no effect on rob=.*r_d = 0\.9"):
+        open_run(configured(tmp_path, rd=0.5))
 
 
 @pytest.mark.usefixtures("digits_inside")

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
@@ -21,12 +20,12 @@ from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 from mixednuts_dist.images.image_files import EXTENSIONS
 from mixednuts_dist.images.parquet_images import MANIFEST, ImagePart, ImageRows, Manifest, encode_part
-from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from tests.helpers.local_head import Head
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.real import REAL
+from tests.helpers.worker_specs import attack_task
 
 PICTURES = REAL / "imagenet"
 N_CLASSES = 16
@@ -145,9 +144,7 @@ def grown_mebibytes(tmp_path: Path) -> float:
     worker, memory, process = AttackWorker(spec), [], psutil.Process()
     worker.ready()
     for partition in split_images(n_images, size):
-        worker.process(
-            partition, AttackTask(stage="attack", content_hash="f", budget=AttackBudget(n_iter=1, n_target_classes=1))
-        )
+        worker.process(partition, attack_task(1, 1))
         memory.append(process.memory_info().rss)
     half = len(memory) // 2
     return (max(memory[half:]) - max(memory[:half])) / 2**20  # a partition's peak varies by 50 MiB
