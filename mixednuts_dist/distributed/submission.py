@@ -100,5 +100,5 @@ def _asked(address: str, question: Callable[[JobSubmissionClient], Any]) -> Any:
             f"the cluster at {address} requires a token. Set RAY_AUTH_MODE=token, and put the token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:  # an OSError of requests, too
         raise ClusterError(f"the cluster's dashboard at {address}: {error}") from error

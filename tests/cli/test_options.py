@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import requests
 import yaml
 from click.testing import CliRunner
+from ray.exceptions import AuthenticationError
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import reported
@@ -197,17 +199,22 @@ def test_what_a_classifier_prints_goes_to_stderr(tmp_path: Path, capfd: pytest.C
     assert "written below Python" not in below.out
 
 
-def test_submission_without_the_clusters_token_names_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (AuthenticationError("Unauthorized"), "requires a token. Set RAY_AUTH_MODE=token"),
+        (requests.exceptions.ConnectionError("Connection aborted."), "Connection aborted."),
+    ],
+)
+def test_submission_names_the_cluster_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
-    from ray.exceptions import AuthenticationError
-
-    def refuse(address: str) -> None:
-        raise AuthenticationError(f"{address}: Unauthorized")
+    def refuse(_address: str) -> None:
+        raise error
 
     monkeypatch.setattr("mixednuts_dist.distributed.submission.JobSubmissionClient", refuse)
     monkeypatch.chdir(tmp_path)
-    arguments = ["submit", str(tiny_file(tmp_path)), "--address", "http://127.0.0.1:1"]
-    shown = CliRunner().invoke(main, arguments)
+    shown = CliRunner().invoke(main, ["submit", str(tiny_file(tmp_path)), "--address", "http://127.0.0.1:1"])
     assert shown.exit_code == 1
-    assert "http://127.0.0.1:1 requires a token. Set RAY_AUTH_MODE=token" in " ".join(shown.stderr.split())
+    text = " ".join(shown.stderr.split())
+    assert "ClusterError: the cluster" in text and "http://127.0.0.1:1" in text and message in text
