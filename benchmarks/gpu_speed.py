@@ -65,14 +65,14 @@ def against_pyautoattack(at: Place, attacks: tuple[str, ...]) -> Found:
     attacked = at.attacked
     copies, seconds, standing = FastCopies("auto"), {}, {}
     settings: dict[str, Any] = {"threat": at.threat, "budget": at.budget, "attacks": attacks, "batch_size": at.rows}
-    autoattack(attacked.network, attacked.x, attacked.y, copies=copies, **{**settings, "budget": WARM_UP})
+    autoattack(attacked.network, attacked.x, attacked.y, precision=copies, **{**settings, "budget": WARM_UP})
     for name, strict in (("TF32 as torch has it", False), ("TF32 off", True)):
         started = time.perf_counter()
         x_adv, _, _ = pyautoattack_images(attacked.network, attacked.x, attacked.y, seed=0, strict=strict, **settings)
         standing[name] = int((Verifier(attacked.network, BatchShape(64)).logits(x_adv).argmax(1) == attacked.y).sum())
         seconds[name] = time.perf_counter() - started
     started = time.perf_counter()
-    robust = autoattack(attacked.network, attacked.x, attacked.y, copies=copies, **settings).robust
+    robust = autoattack(attacked.network, attacked.x, attacked.y, precision=copies, **settings).robust
     ours = time.perf_counter() - started
     told = ", ".join(f"{theirs / ours:.2f} times ({name})" for name, theirs in seconds.items())
     ok = int(robust.sum()) <= min(standing.values()) + 1

@@ -5,13 +5,14 @@ Shapes: B images of C x H x W, K classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.register import ATTACKS
-from ..config.threat import ThreatModel
+from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
 from .apgd import float32_runs
 from .ascent import Apgd
@@ -20,7 +21,7 @@ from .budget import AttackBudget, attacks_in, checked_budget
 from .draws import Draws
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
-from .progress import Progress, shown_or
+from .progress import Progress, show
 from .result import AttackResult
 from .scheduler import Group, Planner, Scheduler
 from .stepper import Run
@@ -42,8 +43,7 @@ def autoattack(
     cached_BCHW: Tensor | None = None,
     stop_when_broken: bool = True,
     sample_ids: Sequence[int] | None = None,
-    precision: PrecisionChoice = "auto",
-    copies: FastCopies | None = None,
+    precision: PrecisionChoice | FastCopies = "auto",
     progress: Callable[[Progress], None] | None = None,
     verbose: bool = False,
 ) -> AttackResult:
@@ -75,8 +75,8 @@ def autoattack(
         cached_BCHW: known adversarial examples within the same balls, tried first as the attack "warm-start".
         stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
         sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
-        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
-        copies: existing copies of the networks, instead of `precision`.
+        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto", or existing copies of the networks;
+            float32 decides in any case.
         progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 
@@ -96,16 +96,40 @@ def autoattack(
         >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all()), list(found.survived)
         (True, ['apgd-ce'])
     """
+    check_threat(threat)
     attacks, eot = attacks_in(version, attacks), version_named(version).eot if eot is None else eot
+    return run_ensemble(
+        model, x_BCHW, y_B, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,
+        budget=checked_budget(budget).in_version(version, threat.norm), stop_when_broken=stop_when_broken,
+        batch_size=batch_size, precision=precision, progress=progress, verbose=verbose, sample_ids=sample_ids,
+        cached_BCHW=cached_BCHW,
+    )  # fmt: skip
+
+
+def run_ensemble(
+    model: Callable[[Tensor], Tensor],
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    *,
+    threat: ThreatModel,
+    attacks: Sequence[str],
+    batch_size: int | BatchShape | None,
+    precision: PrecisionChoice | FastCopies,
+    progress: Callable[[Progress], None] | None,
+    verbose: bool,
+    sample_ids: Sequence[int] | None,
+    cached_BCHW: Tensor | None = None,
+    eot: int | None = None,
+    **options: Any,
+) -> AttackResult:
+    """Check the arguments of a library call, and attack all images; `options` are those of `ensemble_engine`."""
     y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
     engine = ensemble_engine(
-        model, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,
-        budget=checked_budget(budget).in_version(version, threat.norm), shape=shape_of(batch_size, model, x_BCHW),
-        copies=copies or FastCopies(precision), stop_when_broken=stop_when_broken,
-        progress=shown_or(progress, verbose),
+        model, x_BCHW, threat=threat, attacks=attacks, eot=eot, shape=shape_of(batch_size, model, x_BCHW),
+        copies=precision if isinstance(precision, FastCopies) else FastCopies(precision),
+        progress=progress or (show if verbose else None), **options,
     )  # fmt: skip
-    group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW)
-    return engine.run_one(group)
+    return engine.run_one(Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW))
 
 
 def ensemble_engine(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ..config.register import ATTACKS
 from ..norms.ball import ball_of
 from .ascent import Apgd
-from .attack import Attack, Setting, borderline
+from .attack import Attack, Setting
 from .budget import AttackBudget
 from .sparse_ascent import SparseApgd
 from .stepper import ImageSummary, Run
@@ -85,8 +85,7 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
         return image.gain > POLISH_AGAIN
 
     def came_near(image: ImageSummary) -> bool:
-        margins = image.margin, image.repeated_margin
-        return all(borderline(margin, image.clean_margin, setting) for margin in margins)
+        return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
 
     polish = Run(attack, "polish", stepper, from_best=True, loss="margin", float32=True)
     again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)

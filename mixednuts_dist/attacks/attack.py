@@ -78,6 +78,21 @@ class Setting:
     model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
     low_precision: bool = False  # passes compute below float32, except for runs with `float32`
 
+    def is_borderline(self, image: ImageSummary, *, slack: float = 0.0) -> bool:
+        """Return whether an image that is not broken has a margin close to 0. This is the one rule for it.
+
+        Borderline images are attacked again: by MMAA from other starts, by the joint attack, and, if passes compute
+        below float32, by repeating runs in float32, because rounding may decide whether such an image remains robust.
+
+        The margin, less `slack`, is compared with the clean margin, which counts as a tenth at least. If a mixed
+        classifier's standard one is one-hot and votes against the label, the margin is at most 2 alpha - 1, however
+        sure the robust one is. Then half of that is the limit, so that not every such image is borderline.
+        """
+        limit, mixed = BORDERLINE * max(image.clean_margin, _LEAST_REFERENCE), self.model
+        if isinstance(mixed, MixedClassifier) and mixed.temperature == 0:
+            limit = min(limit, (mixed.alpha - mixed.one_minus_alpha) / 2)
+        return image.margin >= 0 and image.margin - slack < limit
+
 
 class Attack:
     """Base class of all attacks: which runs there are, and what they cost."""
@@ -109,35 +124,9 @@ def runs_of(name: str, setting: Setting) -> list[Run]:
     return [replace(run, attack=name) for run in ATTACKS.get(name)(own).runs()]
 
 
-def borderline(margin: float, clean_margin: float, setting: Setting, *, slack: float = 0.0) -> bool:
-    """Return whether an image that is not broken has a margin close to 0. This is the one rule for it.
-
-    Borderline images are attacked again: by MMAA from other starts, by the joint attack, and, if passes compute below
-    float32, by repeating runs in float32, because rounding may decide whether such an image remains robust.
-
-    The margin is compared with the clean margin, which counts as a tenth at least. If a mixed classifier's standard one
-    is one-hot and votes against the label, the margin is at most 2 alpha - 1, however sure the robust one is. Then half
-    of that is the limit, so that not every such image is borderline.
-
-    Args:
-        margin: the smallest signed margin, or that of one run.
-        clean_margin: on the clean image.
-        setting: with the attacked classifier.
-        slack: counts a margin as this much smaller.
-    """
-    limit, mixed = BORDERLINE * max(clean_margin, _LEAST_REFERENCE), setting.model
-    if isinstance(mixed, MixedClassifier) and mixed.temperature == 0:
-        limit = min(limit, (mixed.alpha - mixed.one_minus_alpha) / 2)
-    return margin >= 0 and margin - slack < limit
-
-
 def with_float32_repeats(runs: Sequence[Run], setting: Setting) -> list[Run]:
     """Return the runs and, if passes compute below float32, their repeats in float32 for borderline images.
 
     For attacks that decide by small differences, between two queries or on which side of the border a point lies.
     """
-
-    def near(image: ImageSummary) -> bool:
-        return borderline(image.margin, image.clean_margin, setting)
-
-    return [*runs, *(replace(run, float32=True, wanted=near) for run in runs if setting.low_precision)]
+    return [*runs, *(replace(run, float32=True, wanted=setting.is_borderline) for run in runs if setting.low_precision)]

@@ -54,7 +54,7 @@ def checked_labels(
             warnings.warn(
                 "the model's outputs sum to 1 on every image: these are probabilities, whose gradient fades where the "
                 "model is sure, so robustness is overestimated; return the logits before the softmax",
-                stacklevel=3,
+                stacklevel=4,
             )
         _warn_without_gradient(model, x_BCHW[:_N_TRIED])
     return y_B.long()
@@ -87,7 +87,7 @@ def _check_mode(model: Any, random: bool) -> None:
                 "the other images; call model.eval() first"
             )
     if isinstance(model, nn.Module) and not random and all(module.training for module in model.modules()):
-        warnings.warn("the model is in training mode. Call model.eval() first.", stacklevel=4)
+        warnings.warn("the model is in training mode. Call model.eval() first.", stacklevel=5)
 
 
 @torch.no_grad()
@@ -117,7 +117,7 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
         warnings.warn(
             f"two passes over the same images give the same logits: the model is not random, eot={eot} changes nothing "
             f"and costs {eot} times the passes; leave it out",
-            stacklevel=4,
+            stacklevel=5,
         )
     if eot is None and not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
         raise InvalidInputError(
@@ -135,5 +135,5 @@ def _warn_without_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> None
         warnings.warn(
             f"the gradient of {subject} is zero in every pixel (rounding, detach() or a step function on its way?): "
             "gradient attacks cannot succeed, so surviving them is not evidence of robustness; only Square counts",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -14,6 +14,7 @@ Shapes: B images of C x H x W, S slots, K classes.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,10 +22,10 @@ from torch import Tensor
 from ..config.register import ATTACKS, LOSSES
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import per_image
-from .attack import Attack, borderline
+from .attack import Attack
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .stepper import Counts, Images, ImageSummary, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
+from .stepper import Counts, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
@@ -100,11 +101,7 @@ class Joint(Attack):
         n_iter = min(budget.n_iter, MOST_STEPS)
         stepper = JointSteps(setting.threat, setting.seed, n_iter)
         # If the standard classifier's class changes, the margin falls by up to 2 (1 - alpha).
-        slack = 2 * float(setting.model.one_minus_alpha)
-
-        def wanted(image: ImageSummary) -> bool:
-            return borderline(image.margin, image.clean_margin, setting, slack=slack)
-
+        wanted = partial(setting.is_borderline, slack=2 * float(setting.model.one_minus_alpha))
         runs: list[Run] = []
         n_random = 0
         for weight, from_best in TURNS:

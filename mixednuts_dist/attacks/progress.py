@@ -1,7 +1,6 @@
 """How far a call has come, and a line on stderr that shows it."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -16,13 +15,8 @@ class Progress:
     n_backward: int
 
 
-def shown_or(progress: Callable[[Progress], None] | None, verbose: bool) -> Callable[[Progress], None] | None:
-    """The caller's callback; with `verbose` and none, a line on stderr that is written over."""
-    return show if verbose and progress is None else progress
-
-
 def show(progress: Progress) -> None:
-    """A bar, the counts and the passes on one line of stderr."""
+    """Write a bar, the counts and the passes over the last line of stderr."""
     width = 20 * progress.n_decided // max(progress.n_images, 1)
     print(
         f"\r[{'#' * width:<20}] {progress.n_decided} of {progress.n_images} images decided, {progress.n_broken} "

@@ -11,21 +11,17 @@ a path around it, or functions that are not torch modules.
 Shapes: B images of C x H x W.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from ..acceleration.gradient_copy import frozen_copy
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
 _MOST_CUTS = 8  # one after the other
 _N_TRIED = 4  # images of random pixels
-
-Tap = tuple[str, bool]  # a module's name, and whether its output is meant instead of its first input
 
 
 def straight_through(model: nn.Module) -> nn.Module:
@@ -47,8 +43,8 @@ def straight_through(model: nn.Module) -> nn.Module:
         >>> model = straight_through(nn.Sequential(Rounded(), nn.Flatten(), nn.Linear(4, 3)))
         >>> x = torch.rand(2, 1, 2, 2, requires_grad=True)
         >>> model(x)[:, 0].sum().backward()
-        >>> bool(x.grad.any()), [str(cut) for cut in model.cuts]
-        (True, ['0'])
+        >>> bool(x.grad.any()), model.cuts
+        (True, {'output of 0': 'input of 0'})
     """
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"the model is a {type(model).__name__}. Wrap the function in a torch.nn.Module.")
@@ -57,28 +53,17 @@ def straight_through(model: nn.Module) -> nn.Module:
     return StraightThrough(model)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A place where the gradient stops, which lies between two inputs or outputs of modules."""
-
-    after: Tap
-    before: Tap
-
-    def __str__(self) -> str:
-        (first, is_output), (last, _) = self.after, self.before
-        if first == last:
-            return first
-        start = f"the {'output' if is_output else 'input'} of {first}" if first else "the images"
-        return f"between {start} and the input of {last}"
-
-
 class StraightThrough(nn.Module):
-    """A network whose cuts have an identity backward pass."""
+    """A network whose cuts have an identity backward pass.
+
+    A cut lies between two inputs or outputs of modules. `cuts` maps its end to its beginning; it is None until the
+    first pass that takes a gradient.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.cuts: tuple[Cut, ...] | None = None  # None until the first pass that takes a gradient
+        self.cuts: dict[str, str] | None = None
         self.training = network.training  # `train` would change the mode of the network's modules
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -91,96 +76,78 @@ class StraightThrough(nn.Module):
     def _pass(self, x_BCHW: Tensor) -> Tensor:
         if self.cuts is None:
             self.cuts = _find_cuts(self.network, x_BCHW)
-        with _identity_backward(self.network, self.cuts):
-            logits_BK: Tensor = self.network(x_BCHW)
-        return logits_BK
+        return _with_identities(self.network, x_BCHW, self.cuts)
 
 
-def _find_cuts(model: nn.Module, like_BCHW: Tensor) -> tuple[Cut, ...]:
+def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
     """Return the places where the gradient to the images stops; random pixels of the given shape show them."""
-    pixels = torch.rand(_N_TRIED, *like_BCHW.shape[1:], generator=torch.Generator().manual_seed(0)).to(like_BCHW)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    cuts: list[Cut] = []
-    try:
-        for weight in trained:  # so that a tensor has a gradient only if it depends on the images
-            weight.requires_grad_(False)
-        while len(cuts) < _MOST_CUTS and (cut := _last_cut(model, pixels, cuts)) is not None:
-            cuts.append(cut)
-    finally:
-        for weight in trained:
-            weight.requires_grad_(True)
-    return tuple(cuts)
+    pixels_BCHW = torch.rand(_N_TRIED, *like_BCHW.shape[1:], generator=torch.Generator().manual_seed(0))
+    frozen = frozen_copy(network)  # so that a tensor has a gradient only if it depends on the images
+    cuts: dict[str, str] = {}
+    while len(cuts) < _MOST_CUTS and (cut := _last_cut(frozen, pixels_BCHW.to(like_BCHW), cuts)) is not None:
+        cuts |= cut
+    return cuts
 
 
-def _last_cut(model: nn.Module, x_BCHW: Tensor, cuts: Sequence[Cut]) -> Cut | None:
+def _last_cut(network: nn.Module, x_BCHW: Tensor, cuts: Mapping[str, str]) -> dict[str, str] | None:
     """Return the cut nearest to the logits, besides `cuts`; None if the images have a gradient or no cut fits."""
-    taps: dict[Tap, Tensor] = {}  # in the order of the pass; copies, whose gradient is that of one module alone
-
-    def keep(tap: Tap, values: Tensor) -> Tensor | None:
-        if tap in taps or not values.is_floating_point():
-            return None
-        taps[tap] = values.clone()
-        if values.requires_grad:
-            taps[tap].retain_grad()
-        return taps[tap]
-
-    names = [name for name, _ in model.named_modules()]
-    with torch.enable_grad(), _identity_backward(model, cuts), _tapped(model, names, keep):
-        logits_BK = model(x_BCHW.detach().clone().requires_grad_())
+    seen: dict[str, Tensor] = {}
+    with torch.enable_grad():
+        logits_BK = _with_identities(network, x_BCHW.detach().clone().requires_grad_(), cuts, seen)
         if logits_BK.requires_grad:  # linear weights do not saturate, as a cross-entropy does
-            (logits_BK * torch.linspace(1, 2, logits_BK.shape[1]).to(logits_BK)).sum().backward()
-    order = list(taps)
-    reached = [i for i, tap in enumerate(order) if _has_gradient(taps[tap])]
-    blind = [i for i, tap in enumerate(order) if taps[tap].requires_grad and i not in reached]
-    target = reached[0] if reached else 1 + max(blind, default=-1)
-    if target == 0 or target == len(order):
+            loss = (logits_BK * torch.linspace(1, 2, logits_BK.shape[1]).to(logits_BK)).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+    order = list(seen)
+    reached = [i for i, place in enumerate(order) if _has_gradient(seen[place])]
+    blind = [i for i, place in enumerate(order) if seen[place].requires_grad and i not in reached]
+    end = reached[0] if reached else 1 + max(blind, default=-1)
+    if end in (0, len(order)) or order[end] in cuts:
         return None
-    shape = taps[order[target]].shape
-    fits = [i for i in blind if i < target and shape in (taps[order[i]].shape, taps[order[i]].flatten(1).shape)]
-    cut = Cut(order[fits[-1]], order[target]) if fits else None
-    return None if cut in cuts else cut
+    shape = seen[order[end]].shape
+    fits = [i for i in blind if i < end and shape in (seen[order[i]].shape, seen[order[i]].flatten(1).shape)]
+    return {order[end]: order[fits[-1]]} if fits else None
 
 
-@contextmanager
-def _identity_backward(model: nn.Module, cuts: Sequence[Cut]) -> Iterator[None]:
-    """Let the gradient through the cuts while the block runs; the values stay."""
-    sources: dict[Tap, Tensor] = {}
+def _with_identities(
+    network: nn.Module, x_BCHW: Tensor, cuts: Mapping[str, str], seen: dict[str, Tensor] | None = None
+) -> Tensor:
+    """Return the logits, with an identity backward pass through the cuts.
 
-    def let_through(tap: Tap, values: Tensor) -> Tensor | None:
-        changed = None
-        for cut in cuts:
-            source = sources.pop(cut.after, None) if cut.before == tap else None  # None: another caller of the module
-            if source is not None and source.requires_grad:
-                values = changed = values.detach() + (source - source.detach()).reshape(values.shape)
-        if any(cut.after == tap for cut in cuts):
-            sources[tap] = values
-        return changed
+    `seen` gets a copy of the first input and of the output of each module, in the order of the pass; the gradient of a
+    copy is that of one module alone.
+    """
+    beginnings: dict[str, Tensor] = {}
 
-    with _tapped(model, {name for cut in cuts for name, _ in (cut.after, cut.before)}, let_through):
-        yield
+    def replaced(place: str, values: Tensor) -> Tensor:
+        beginning = beginnings.pop(cuts.get(place, ""), None)  # None: another caller of the module
+        if beginning is not None and beginning.requires_grad:
+            values = values.detach() + (beginning - beginning.detach()).reshape(values.shape)
+        if place in cuts.values():
+            beginnings[place] = values
+        if seen is not None and place not in seen and values.is_floating_point():
+            values = seen[place] = values.clone()
+            if values.requires_grad:
+                values.retain_grad()
+        return values
 
+    def enter(name: str, args: tuple[object, ...]) -> tuple[object, ...]:
+        return (replaced(f"input of {name}", args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else args
 
-@contextmanager
-def _tapped(model: nn.Module, names: Iterable[str], act: Callable[[Tap, Tensor], Tensor | None]) -> Iterator[None]:
-    """While the block runs, `act` sees the first input and the output of the modules and may return a replacement."""
-
-    def enter(name: str, args: Any) -> Any:
-        changed = act((name, False), args[0]) if args and isinstance(args[0], Tensor) else None
-        return None if changed is None else (changed, *args[1:])
-
-    def leave(name: str, out: Any) -> Any:
-        return act((name, True), out) if isinstance(out, Tensor) else None
+    def leave(name: str, out: object) -> object:
+        return replaced(f"output of {name}", out) if isinstance(out, Tensor) else out
 
     handles = []
-    for name in names:
-        module = model.get_submodule(name)
-        handles.append(module.register_forward_pre_hook(lambda _, args, name=name: enter(name, args)))
-        handles.append(module.register_forward_hook(lambda _, __, out, name=name: leave(name, out)))
+    for name, module in network.named_modules() if cuts or seen is not None else ():
+        handles += [
+            module.register_forward_pre_hook(lambda _, args, name=name: enter(name, args)),
+            module.register_forward_hook(lambda _, __, out, name=name: leave(name, out)),
+        ]
     try:
-        yield
+        logits_BK: Tensor = network(x_BCHW)
     finally:
         for handle in handles:
             handle.remove()
+    return logits_BK
 
 
 def _has_gradient(values: Tensor) -> bool:

@@ -75,7 +75,7 @@ def _ours(attacked: Subject, copies: FastCopies, budget: AttackBudget) -> Attack
     rows = len(attacked.x) if attacked.x.is_cuda else None  # pyautoattack receives all images at once
     return attacked_here(
         attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
-        batch_size=rows, copies=copies,
+        batch_size=rows, precision=copies,
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class RoundTask(Task):
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
                     eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
                     batch_size=worker.shape(x), sample_ids=[partition.start + i for i in tried.tolist()],
-                    copies=worker.copies,
+                    precision=worker.copies,
                     # The next choices have other thresholds, so the attack goes on to the smallest margin.
                     stop_when_broken=False,
                 )  # fmt: skip

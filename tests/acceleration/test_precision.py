@@ -106,7 +106,7 @@ def test_claims_are_those_of_the_original_in_float32(precision, stop: bool) -> N
     y = network(x).argmax(dim=1)
     copies = FastCopies(precision)
     found = minimum_margin_attack(
-        network, x, y, threat=THREAT, n_iter=15, n_target_classes=2, stop_when_broken=stop, copies=copies
+        network, x, y, threat=THREAT, n_iter=15, n_target_classes=2, stop_when_broken=stop, precision=copies
     )
     with torch.no_grad():
         logits = network(found.x_adv)
@@ -125,7 +125,7 @@ def test_fast_gradients_are_as_strong_as_exact_ones(precision) -> None:
     rob = nn.Sequential(load_classifier("demo:rob", "rob"), LayerNormTransform())
     options = {"threat": ThreatModel("Linf", 0.15), "n_iter": 20, "n_target_classes": 2}
     exact = minimum_margin_attack(rob.forward, x, y, **options)  # a function has no copies
-    fast = minimum_margin_attack(rob, x, y, copies=FastCopies(precision), **options)
+    fast = minimum_margin_attack(rob, x, y, precision=FastCopies(precision), **options)
     assert int(fast.broken.sum()) >= int(exact.broken.sum())
     assert float(fast.margin.mean()) <= float(exact.margin.mean()) + 1e-3
     if precision == "fp32":  # nothing to fold, only another memory format
@@ -151,7 +151,7 @@ def test_only_the_networks_of_a_mixture_are_copied(mode: str) -> None:
         assert logits.dtype == torch.float32
         assert float((logits.exp() - mixed(x).exp()).abs().mean()) < 0.05
     found = autoattack(
-        mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, copies=copies,
+        mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, precision=copies,
         budget=AttackBudget(n_iter=15, n_target_classes=2),
     )  # fmt: skip
     with torch.no_grad():
@@ -165,10 +165,10 @@ def test_tf32_where_there_is_none_is_said_and_is_float32(victim, caplog) -> None
     options = {"threat": THREAT, "n_iter": 5, "n_target_classes": 1}
     copies = FastCopies("tf32")
     with caplog.at_level(logging.WARNING):
-        found = minimum_margin_attack(model, x, y, copies=copies, **options)
+        found = minimum_margin_attack(model, x, y, precision=copies, **options)
     assert "precision=tf32: the device cpu has none" in caplog.text
     assert copies.of_network(model, x).precision == "fp32"
-    exact = minimum_margin_attack(model, x, y, copies=FastCopies("fp32"), **options)
+    exact = minimum_margin_attack(model, x, y, precision="fp32", **options)
     assert torch.equal(found.x_adv, exact.x_adv)
 
 
@@ -338,9 +338,7 @@ def test_copies_are_compared_in_full_float32_where_tf32_is_on(monkeypatch: pytes
 def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:
     model, x, y = victim(n=4)
     with pytest.raises(InvalidInputError, match=r"'bf16' needs a torch module to copy, not function"):
-        minimum_margin_attack(
-            lambda images: layer_norm_logits(model(images)), x, y, threat=THREAT, copies=FastCopies("bf16")
-        )
+        minimum_margin_attack(lambda images: layer_norm_logits(model(images)), x, y, threat=THREAT, precision="bf16")
     with pytest.raises(InvalidInputError, match=r"'fp16' is not known; valid precisions: fp32, tf32, bf16, auto"):
         FastCopies("fp16")
 
@@ -351,8 +349,8 @@ def test_compiled_copies_find_the_same() -> None:
     network, x = Normalized(), images(40, SHAPE)
     y = network(x).argmax(dim=1)
     options = {"threat": THREAT, "n_iter": 15, "n_target_classes": 2, "batch_size": 16}
-    plain = minimum_margin_attack(network, x, y, copies=FastCopies(), **options)
-    compiled = minimum_margin_attack(network, x, y, copies=FastCopies(compile=True), **options)
+    plain = minimum_margin_attack(network, x, y, precision="auto", **options)
+    compiled = minimum_margin_attack(network, x, y, precision=FastCopies(compile=True), **options)
     assert torch.equal(compiled.broken, plain.broken)
     assert torch.allclose(compiled.margin, plain.margin, atol=1e-2)
     assert abs(float(compiled.margin.mean() - plain.margin.mean())) < 1e-3

@@ -5,7 +5,7 @@ import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
-from mixednuts_dist.attacks.attack import Setting, borderline
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import margin_plan
 from mixednuts_dist.attacks.stepper import ImageSummary
@@ -111,7 +111,8 @@ def test_borderline_depends_on_alpha_and_temperature(
 ) -> None:
     model = MixedClassifier(mixed.std, mixed.rob, mixed.transform, alpha, temperature=temperature)
     setting = Setting(THREAT, QUICK, 10, model=model)
-    assert [borderline(margin, 1.0, setting) for margin in (0.0004, 0.004, 0.051)] == expected
+    images = [ImageSummary(margin, 1.0, 0.0, margin) for margin in (0.0004, 0.004, 0.051)]
+    assert [setting.is_borderline(image) for image in images] == expected
 
 
 def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:

@@ -22,7 +22,7 @@ def verdicts_are_those_of_float32(attack: str, copies: FastCopies, n: int, budge
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
     options = {"threat": LINF, "attacks": (attack,), "budget": budget, "batch_size": 16}
-    found = autoattack(mixed, x, y, copies=copies, **options)
+    found = autoattack(mixed, x, y, precision=copies, **options)
     plain = autoattack(mixed, x, y, precision="fp32", **options)
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
