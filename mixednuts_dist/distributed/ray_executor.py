@@ -104,8 +104,10 @@ class RayExecutor(Executor):
         self.start()
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        held = sum(settings.num_cpus for _, settings, _ in self._idle)  # Ray's own count of free cores may be late
+        free_cores = min(free.get("CPU", 0.0), has.get("CPU", 0.0) - held)
         reserved, n_trials = {"CPU": compute.num_cpus}, int(has.get("CPU", 0.0) / compute.num_cpus)
-        if self._idle and free.get("CPU", 0.0) < compute.num_cpus:
+        if self._idle and free_cores < compute.num_cpus:
             if memory := _memory_per_core():
                 reserved, n_trials = {"memory": compute.num_cpus * memory}, len(self._idle)
             else:

@@ -1,4 +1,4 @@
-"""A task, which the driver sends to its workers and which they apply to each partition of the images."""
+"""Tasks, which the driver sends to the workers of a stage and to the trials of a search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Counts = dict[str, Any]  # name -> value, of fields of `PartitionSummary`
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The work of a stage on each partition; it travels to the workers."""
+    """The work of a stage on each partition."""
 
     stage: str  # the folder of its files
     content_hash: str  # hash of everything that determines its rows

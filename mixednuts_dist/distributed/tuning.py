@@ -12,7 +12,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,14 @@ _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.e
 _criteria: dict[Any, Criterion] = {}  # in a trial's process, which is used for many trials
 
 
+@dataclass(frozen=True)
 class TunedScoring:
-    """Scores grids on the connected Ray, in one Tune job for each grid of powers and biases.
+    """Scores grids on the connected Ray, in one Tune job for each grid of powers and biases."""
 
-    Args:
-        settings: `n_workers` trials run at a time; pending trials would only start more processes.
-        reserved: the resources of a trial.
-    """
-
-    def __init__(
-        self, rows: CachedLogits, task: SearchTask, settings: PoolSettings, reserved: Mapping[str, float]
-    ) -> None:
-        self._rows, self._task, self._settings, self._reserved = rows, task, settings, reserved
+    rows: CachedLogits
+    task: SearchTask
+    settings: PoolSettings  # `n_workers` trials run at a time; pending trials would only start more processes
+    reserved: Mapping[str, float]  # the resources of a trial
 
     def __call__(self, grids: Sequence[Grid]) -> list[Scores]:
         """Return the scores of every candidate of each grid.
@@ -62,12 +59,11 @@ class TunedScoring:
             MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
             ClusterError: if no trial could start for `compute.start_seconds`.
         """
-        found: dict[int, Scores] = {}
-        for i, first in enumerate(grids):
-            alike = [j for j, grid in enumerate(grids) if _axes(grid) == _axes(first) and j not in found]
-            if i not in found:
-                found |= dict(zip(alike, self._fit([grids[j] for j in alike]), strict=True))
-        return [found[i] for i in range(len(grids))]
+        found: dict[Grid, Scores] = {}
+        for axes in dict.fromkeys(map(_axes, grids)):
+            alike = [grid for grid in grids if _axes(grid) == axes]
+            found |= zip(alike, self._fit(alike), strict=True)
+        return [found[grid] for grid in grids]
 
     def _fit(self, grids: Sequence[Grid]) -> list[Scores]:
         """Score grids that differ only in their clamp and LayerNorm width."""
@@ -76,26 +72,27 @@ class TunedScoring:
             "power": tune.grid_search([*grids[0].powers]),
             "bias": tune.grid_search([*grids[0].biases]),
         }
-        trial = tune.with_parameters(score_trial, rows=self._rows, task=self._task, grids=tuple(grids))
-        with _experiment_folder(self._task) as folder, _quiet():
+        trial = tune.with_parameters(score_trial, rows=self.rows, task=self.task, grids=tuple(grids))
+        with _experiment_folder(self.task) as folder, _quiet():
             tuner = tune.Tuner(
-                tune.with_resources(trial, _resources(self._reserved, self._settings.placement)),
+                tune.with_resources(trial, _resources(self.reserved, self.settings.placement)),
                 param_space=space,
                 tune_config=tune.TuneConfig(
                     metric="clean_accuracy",
                     mode="max",
                     reuse_actors=True,
-                    max_concurrent_trials=self._settings.n_workers,
+                    max_concurrent_trials=self.settings.n_workers,
                 ),
                 run_config=tune.RunConfig(
-                    name=f"{self._task.content_hash}-{uuid.uuid4().hex[:8]}",
+                    name=f"{self.task.content_hash}-{uuid.uuid4().hex[:8]}",
                     storage_path=folder,
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
-                    callbacks=[_Patience(self._settings.start_seconds)],
+                    callbacks=[_Patience(self.settings.start_seconds)],
                 ),
             )
             results = tuner.fit()
+            _remove_empty_folders(Path(results.experiment_path))
         if results.errors:
             raise MixedNutsError(f"{len(results.errors)} of {len(results)} search trials failed: {results.errors[0]}")
         found: dict[Any, dict[str, Tensor]] = {}
@@ -156,14 +153,16 @@ def _resources(reserved: Mapping[str, float], placement: Mapping[str, Any]) -> t
 
 
 class _Patience(tune.Callback):
-    """Ends a job whose trials have all waited for a node for too long."""
+    """Ends a job whose remaining trials have all waited for a node for too long."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._since = seconds, time.monotonic()
+        self._seconds, self._since, self._n_finished = seconds, time.monotonic(), 0
 
     def on_step_begin(self, iteration: int, trials: list[Any], **_info: Any) -> None:  # noqa: ARG002
-        if any(trial.status != "PENDING" for trial in trials):
-            self._since = time.monotonic()
+        n_pending = sum(trial.status == "PENDING" for trial in trials)
+        n_finished = sum(trial.is_finished() for trial in trials)
+        if n_finished > self._n_finished or n_finished + n_pending < len(trials):
+            self._since, self._n_finished = time.monotonic(), n_finished
         elif time.monotonic() - self._since > self._seconds:
             raise ClusterError(
                 f"no trial of the search could start for {self._seconds:g} s: the cluster has no free core; end what "
@@ -182,6 +181,14 @@ def _experiment_folder(task: SearchTask) -> Iterator[str]:
     else:
         with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder:
             yield folder
+
+
+def _remove_empty_folders(experiment: Path) -> None:
+    """Remove the folder that Tune makes for each trial and that stays empty."""
+    for folder in experiment.iterdir():
+        if folder.is_dir():
+            with suppress(OSError):
+                folder.rmdir()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The search as a Ray Tune job: the scores are those of the driver to the bit, and failed trials are run again."""
 
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -63,7 +64,10 @@ def test_a_tune_job_has_the_scores_of_the_driver_to_the_bit(
         for part, wanted in zip(scores, expected(grid), strict=True):
             assert torch.equal(part.nan_to_num(7), wanted.nan_to_num(7))
     assert "Trial" not in capfd.readouterr().out
-    assert len(list((tmp_path / "search" / "tune").glob("0123abcd-*/score_trial_*"))) == 3 * 8 + 1
+    jobs = [*(tmp_path / "search" / "tune").glob("0123abcd-*")]
+    assert not [path for job in jobs for path in job.iterdir() if path.is_dir()]
+    states = [json.loads(path.read_text()) for job in jobs for path in job.glob("experiment_state-*.json")]
+    assert sorted(len(state["trial_data"]) for state in states) == [1, 3 * 8]
 
 
 @pytest.mark.alone
