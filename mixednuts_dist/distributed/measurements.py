@@ -7,7 +7,9 @@ type of device are computed in the same way, also after the run is resumed.
 import json
 import logging
 import re
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ..config.config_file import read_json
 from ..config.run_config import digest
@@ -16,7 +18,20 @@ from ..storage.damage import set_aside_if_damaged
 from ..storage.store import Store
 from .worker_spec import WorkerSpec
 
+if TYPE_CHECKING:  # the driver does not import PyTorch
+    from ..acceleration.precision import Precision
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How workers compute on a type of device."""
+
+    rows: int  # images per pass
+    float32_rows: int
+    precision: Mapping[str, Precision]  # of gradients: "rob", "std" -> precision
+    repeatable: bool  # two passes over the same images give the same bits; otherwise only verified results repeat
 
 
 class Measurements:
@@ -24,9 +39,9 @@ class Measurements:
 
     def __init__(self, store: Store, spec: WorkerSpec) -> None:
         self._store, self._needed = store, "auto" in (spec.batch_size, spec.precision)
-        self._found: dict[str, dict[str, Any] | None] = {}
+        self._found: dict[str, Measured | None] = {}
 
-    def of(self, device: str) -> dict[str, Any] | None:
+    def of(self, device: str) -> Measured | None:
         """Return what was measured on this type of device, or None."""
         if self._needed and device not in self._found:
             self._found[device] = self._read(_path(device))
@@ -36,24 +51,25 @@ class Measurements:
         """Return whether a worker on such a device has to measure first."""
         return self._needed and self.of(device) is None
 
-    def keep(self, device: str, measured: dict[str, Any]) -> None:
+    def keep(self, device: str, measured: Measured) -> None:
         """Write what a worker has measured; if another driver was faster, its measurements count."""
-        content = json.dumps({**measured, "digest": digest(measured)}).encode()
+        values = asdict(measured)
+        content = json.dumps({**values, "digest": digest(values)}).encode()
         created = self._store.create(_path(device), content)
         self._found[device] = measured if created else self._read(_path(device)) or measured
 
-    def _read(self, path: str) -> dict[str, Any] | None:
+    def _read(self, path: str) -> Measured | None:
         try:
-            found: dict[str, Any] = read_json(self._store.read(path))
+            found = read_json(self._store.read(path))
             if found.pop("digest", None) != digest(found):
                 raise ValueError("its content has changed")
+            return Measured(**found)
         except MissingArtifact:
             return None
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             logger.warning("%s is damaged (%s); it is measured again", self._store.address(path), error)
             set_aside_if_damaged(self._store, path)
             return None
-        return found
 
 
 def _path(device: str) -> str:

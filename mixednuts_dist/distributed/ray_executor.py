@@ -4,12 +4,9 @@ import logging
 import math
 import os
 import re
-import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -26,8 +23,6 @@ from .tasks import SearchTask
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
 
-_WATCH_SECONDS = 0.2  # between two checks whether the raylet is alive
-
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +36,6 @@ class RayExecutor(Executor):
     def __init__(self, address: str | None = None) -> None:
         super().__init__(address or os.environ.get("RAY_ADDRESS"))
         self._started = False
-        self._n_begun = 0
 
     @property
     def _is_local(self) -> bool:
@@ -71,10 +65,7 @@ class RayExecutor(Executor):
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
         """Return an actor, which joins when the cluster has room."""
         options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
-        self._n_begun += 1
-        together = settings.n_workers if self._n_begun <= settings.n_workers else 1
-        of_all = replace(spec, n_workers=together)
-        actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(of_all, settings.num_gpus)
+        actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(spec, settings.num_gpus)
         return ActorWorker(actor)
 
     def is_gone(self, node: str) -> bool:
@@ -126,7 +117,6 @@ class RayWorker(AttackWorker):
     def ready(self) -> str:
         """Load everything, as the plain worker does."""
         log_json()
-        end_with_parent()
         return super().ready()
 
 
@@ -172,21 +162,6 @@ def _plain(error: BaseException) -> BaseException:
         machine = isinstance(error, ActorUnavailableError) or (isinstance(error, RayActorError) and error.preempted)
         return WorkerLost(str(error).strip() or type(error).__name__, machine=machine)
     return error
-
-
-def end_with_parent() -> None:
-    """End this process as soon as its parent, the node's raylet, is dead.
-
-    The raylet of a private Ray dies with the driver, and without this check a worker would notice seconds later.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSettings:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.batch_shape import BatchShape
-from ..acceleration.precision import FastCopies, Precision
+from ..acceleration.precision import FastCopies
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.result import AttackResult
 from ..attacks.scheduler import Group, Scheduler
@@ -40,6 +40,7 @@ from ..mixing.transforms import IdentityTransform
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import read_columns
+from .measurements import Measured
 from .worker_spec import WorkerSpec
 
 
@@ -57,7 +58,7 @@ class Workbench:
         self.copies = FastCopies(spec.precision, compile=spec.compile)
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the current and the prefetched partitions
-        self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
+        self._settled: tuple[BatchShape, Measured] | None = None
         self._rows = ""  # the folder of the current task's rows
         self._mixture: Mixture | None = None  # describes the current task's mixed classifier
         self._streams: dict[str, Stream] = {}  # the current task's engines, by the name of the attacked network
@@ -170,30 +171,27 @@ class Workbench:
         """Return the number of passes so far on images of prefetched partitions."""
         return sum(stream.n_forward_begun for stream in self._streams.values())
 
-    def precisions(self, x: Tensor) -> str:
-        """Describe the precision of each network's gradients."""
-        return ", ".join(f"{role} {precision}" for role, precision in self._decisions(x)[1].items())
+    def settings(self, x: Tensor) -> dict[str, Any]:
+        """Return rows, precisions and repeatability as fields of `PartitionSummary`."""
+        shape, measured = self._decisions(x)
+        precision = ", ".join(f"{role} {precision}" for role, precision in measured.precision.items())
+        rows = {"rows": shape.rows, "float32_rows": shape.float32.rows}  # fewer after the memory has run out
+        return {**rows, "precision": precision, "repeatable": measured.repeatable}
 
-    def repeatable(self, x: Tensor) -> bool:
-        """Whether two passes over the same images give the same bits; otherwise only verified results repeat."""
-        return self._decisions(x)[2]
-
-    def _decisions(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision], bool]:
-        """Return the batch shape, the precisions, and whether passes repeat their bits."""
+    def _decisions(self, x: Tensor) -> tuple[BatchShape, Measured]:
         if self._settled is None:
             self.use(self.measured(x))
         assert self._settled is not None
         return self._settled
 
-    def use(self, measured: Mapping[str, Any]) -> None:
+    def use(self, measured: Measured) -> None:
         """Compute with the rows and precisions that were measured on a device of this type."""
         if self._settled is None:
             for role, network in self.networks.items():
-                self.copies.decide(network, measured["precision"][role])
-            shape = BatchShape(measured["rows"], float32_rows=measured.get("float32_rows"))
-            self._settled = shape, measured["precision"], measured.get("repeatable", True)
+                self.copies.decide(network, measured.precision[role])
+            self._settled = BatchShape(measured.rows, float32_rows=measured.float32_rows), measured
 
-    def measured(self, x: Tensor) -> dict[str, Any]:
+    def measured(self, x: Tensor) -> Measured:
         """Return rows and precisions as configured or, for "auto", as they suit this device and these images."""
         rows, model = self.spec.batch_size, self.rob
         if "std" in self.networks:
@@ -201,10 +199,9 @@ class Workbench:
         if rows == "auto":
             rows = measured_rows(model, x, self.spec.precision)
         trial = FastCopies(self.spec.precision)  # the run's copies are made, and perhaps compiled, after this decision
-        networks = self.networks.items()
-        return {
-            "rows": rows,
-            "float32_rows": BatchShape.of(rows, x.device).float32.rows,
-            "precision": {role: trial.of_network(net, x, rows).precision for role, net in networks},
-            "repeatable": repeats_its_bits(model, x, rows, self.spec.precision),
-        }
+        return Measured(
+            rows=rows,
+            float32_rows=BatchShape.of(rows, x.device).float32.rows,
+            precision={role: trial.of_network(net, x, rows).precision for role, net in self.networks.items()},
+            repeatable=repeats_its_bits(model, x, rows, self.spec.precision),
+        )

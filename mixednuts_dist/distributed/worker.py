@@ -9,9 +9,8 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,6 @@ from ..config.register import require_extensions
 from ..config.uris import ClassifierSource, travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
-from ..norms.random import key_number
 from ..storage.damage import create_whole
 from ..storage.index import with_checksum
 from ..storage.partitions import Partition, rows_folder
@@ -31,6 +29,7 @@ from ..storage.store import Store
 from ..storage.tables import encode_table, finished_summary
 from .answers import Answers
 from .gpus import keep_to_share, unusable_gpu
+from .measurements import Measured
 from .tasks import Task
 from .timing import PassSeconds, time_classifiers
 from .workbench import Workbench
@@ -38,20 +37,7 @@ from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-_BEGIN_AT_ONCE, _BEGIN_A_SECOND = 32, 10.0  # workers that start to load
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
-
-
-def load_delay(n_workers: int, key: str) -> float:
-    """Return a worker's delay in seconds before it loads, so that about ten of many workers begin per second.
-
-    Hundreds of workers would otherwise read the same weights from one shared storage at the same time.
-
-    Example:
-        >>> load_delay(32, "node-1/7"), 0 < load_delay(512, "node-1/7") < 48
-        (0.0, True)
-    """
-    return max(0, n_workers - _BEGIN_AT_ONCE) / _BEGIN_A_SECOND * (key_number(key) / 2**63)
 
 
 class AttackWorker:
@@ -88,7 +74,6 @@ class AttackWorker:
         require_extensions(self.spec.extensions, travelled(self.spec.working_folder))
         self.spec = self.spec.here()
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
-        time.sleep(load_delay(self.spec.n_workers, f"{self.spec.run_id}/{platform.node()}/{os.getpid()}"))
         self.dataset = self._dataset()
         networks = {role: self._classifier(source, role) for role, source in self.spec.classifiers.items()}
         self.store = Store(self.spec.store_uri)
@@ -129,7 +114,7 @@ class AttackWorker:
             )
         return model.to(self.device)
 
-    def measure(self, partition: Partition) -> dict[str, Any]:
+    def measure(self, partition: Partition) -> Measured:
         """Return the rows per pass and the precisions that suit this type of device, found on a partition's images."""
         x, _ = self.bench.images(partition)
         with self.answers.checked(x):
@@ -140,7 +125,7 @@ class AttackWorker:
         partition: Partition,
         task: Task,
         prefetched: Sequence[Partition] = (),
-        measured: Mapping[str, Any] | None = None,
+        measured: Measured | None = None,
     ) -> PartitionSummary:
         """Compute one partition and write its file, unless another driver's worker has; returns the file's summary.
 
@@ -167,9 +152,7 @@ class AttackWorker:
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=self._seconds_of(time.perf_counter() - started, counts["n_forward"]), finished=time.time(),
             node=platform.node(), device=self._device_type(),
-            n_devices=self._n_gpus if on_gpu else float(self.spec.n_threads), precision=self.bench.precisions(x),
-            rows=self.bench.shape(x).rows, float32_rows=self.bench.shape(x).float32.rows,
-            repeatable=self.bench.repeatable(x), **counts,
+            n_devices=self._n_gpus if on_gpu else float(self.spec.n_threads), **self.bench.settings(x), **counts,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, summary)

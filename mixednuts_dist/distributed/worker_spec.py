@@ -40,7 +40,6 @@ class WorkerSpec:
     working_folder: str = ""  # the driver's, to which relative paths are relative
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
     run: str = ""  # the folder of the run's own files, below `store_uri`
-    n_workers: int = 1  # workers that start together and load from the same storage
 
     def here(self) -> WorkerSpec:
         """Return the specification with the paths of the images and classifiers on this machine."""

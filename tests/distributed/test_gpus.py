@@ -1,7 +1,5 @@
 """A worker's GPU: its share of memory, its number, and an error if torch cannot use it."""
 
-from bisect import bisect_left, bisect_right
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,9 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.distributed import gpus, local, worker
+from mixednuts_dist.distributed import gpus, local
 from mixednuts_dist.distributed.executor import PoolSettings
-from mixednuts_dist.distributed.worker import AttackWorker, load_delay
+from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
 from tests.helpers.runs import tiny_file
@@ -101,19 +99,6 @@ def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, m
         assert seen[-3:] == ["0", "1", "1"]
         kept.end()
         replacement.end()
-
-
-def test_of_hundreds_of_workers_few_begin_to_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = sorted(load_delay(512, f"run/node-{i // 8}/{1000 + i}") for i in range(512))
-    assert 45 < begun[-1] < 48
-    assert max(bisect_right(begun, at + 1) - bisect_left(begun, at) for at in begun) < 3 * 512 / 48
-    assert not any(load_delay(32, str(i)) for i in range(32))
-    slept: list[float] = []
-    monkeypatch.setattr(worker.time, "sleep", slept.append)
-    with pytest.raises(KeyError):  # its images, which come next, have no checksum here
-        AttackWorker(replace(unchecked_spec(tmp_path), n_workers=512)).ready()
-    assert len(slept) == 1
-    assert 0 < slept[0] < 48
 
 
 @pytest.mark.usefixtures("old_driver")

@@ -1,8 +1,5 @@
 """The worker without a cluster: a plain object under a debugger."""
 
-import os
-import select
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import torch
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.measurements import Measurements
-from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
@@ -60,36 +56,17 @@ def test_measurements_are_made_once_and_sent_with_the_work(worker: AttackWorker,
     first = AttackWorker(spec)
     first.ready()
     measured = first.measure(Partition(0, 0, 12))
-    assert measured["rows"] == ON_CPU
+    assert measured.rows == ON_CPU
     kept.keep("cpu", measured)
     other = Measurements(store, spec)
     assert other.of("cpu") == measured
-    other.keep("cpu", {**measured, "rows": 24})
+    other.keep("cpu", replace(measured, rows=24))
     assert other.of("cpu") == measured, "the measurements of the faster driver count"
-    worker.process(Partition(0, 0, 4), TASK, (), {**measured, "rows": 24, "precision": {"std": "bf16", "rob": "fp32"}})
+    sent = replace(measured, rows=24, precision={"std": "bf16", "rob": "fp32"})
+    summary = worker.process(Partition(0, 0, 4), TASK, (), sent)
+    assert (summary.rows, summary.precision) == (24, "std bf16, rob fp32")
     x, _ = worker.dataset.read(0, 12)
-    assert worker.bench.shape(x).rows == 24
-    assert worker.bench.precisions(x) == "std bf16, rob fp32"
     assert worker.bench.copies.of_network(worker.bench.std, x).precision == "bf16"
-
-
-def test_a_worker_ends_with_the_process_that_started_it() -> None:
-    """A child of this process starts one that would sleep for an hour, and ends."""
-    told, telling = os.pipe()
-    child = os.fork()
-    if child == 0:
-        if os.fork() == 0:
-            end_with_parent()
-            os.write(telling, b"at work")
-            time.sleep(3600)
-        os.close(telling)
-        os.read(told, 7)
-        os._exit(0)
-    os.close(telling)
-    os.waitpid(child, 0)
-    ready, _, _ = select.select([told], [], [], 60)
-    assert ready and os.read(told, 1) == b""  # the other end is closed
-    os.close(told)
 
 
 def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_path: Path) -> None:
