@@ -6,21 +6,19 @@ stays.
 
 import io
 
-import pyarrow.parquet as pq
-
 from ..config.config_file import read_json
 from ..config.run_config import digest
 from ..errors import NewerSchema
 from .partitions import Partition
 from .records import PartitionSummary
 from .store import Store
-from .tables import FOOTER, finished_summary, footer_of, is_whole, unusable_column
+from .tables import finished_summary, footer_of, table_problem
 
 
 def problem(path: str, content: bytes) -> str | None:
     """Describe the damage of a run's file, or return None. Other files than tables and JSON have no checksums."""
     if path.endswith(".parquet"):
-        return _parquet_problem(content)
+        return _table_problem(content)
     if path.endswith(".json"):
         return _json_problem(content, must_be_signed=path.endswith("selected.json"))
     return None
@@ -59,20 +57,11 @@ def _holds(content: bytes, partition: Partition) -> bool:
         return False
 
 
-def _parquet_problem(content: bytes) -> str | None:
+def _table_problem(content: bytes) -> str | None:
     try:
-        if is_whole(content):
-            return unusable_column(content)
-        parquet = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
-        if FOOTER in (parquet.schema_arrow.metadata or {}):
-            return "its pages or its footer are not those that were written"
-        for _ in parquet.iter_batches():  # a table without a footer of this package, such as the search's candidates
-            pass
+        return table_problem(content)
     except NewerSchema:
         return None  # only the release that wrote the file can check it
-    except Exception as error:  # for damaged bytes pyarrow raises almost any built-in exception
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return None
 
 
 def _json_problem(content: bytes, must_be_signed: bool) -> str | None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +19,7 @@ from ..config.run_config import digest
 from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact, NewerSchema
 from .partitions import Partition, rows_among, rows_folder
 from .records import AttackRecords, EvaluateRecords, PartitionSummary
-from .store import Store
+from .store import Store, concurrently
 
 if TYPE_CHECKING:  # commands that only look at a run's footers do not import PyTorch
     from torch import Tensor
@@ -32,7 +30,7 @@ FLAG = "flag_"  # column prefix, before the red flag's name
 FOOTER = b"mixednuts"
 _IMAGES = ("x_adv",)  # the attacks keep images in [0, 1], so these large columns are not checked for NaN
 _ROWS_PER_GROUP = 32  # at most, so that one image of a large partition can be read alone
-_FILES_AHEAD = 8  # files that are read before their turn
+_FILES_AT_ONCE = 16
 _TAIL_BYTES = 2**16  # holds the footer of a partition of any usual size
 _CHECKED = {"page_checksum_verification": True}
 # The errors of pyarrow and of this module for bytes that are not those that were written. The store has others.
@@ -134,30 +132,28 @@ def _require_hash(address: str, footer: Footer, content_hash: str) -> None:
         )
 
 
-def is_whole(content: bytes) -> bool:
-    """Whether every page and the footer of a file are those that were written.
+def table_problem(content: bytes, *, has_footer: bool = False) -> str | None:
+    """Describe the damage of a Parquet file of any kind, or return None.
+
+    Args:
+        has_footer: whether the file must have this package's footer, which a table of candidates does not have.
 
     Raises:
         NewerSchema: if a newer release has written it.
     """
     try:
         parquet = pq.ParquetFile(io.BytesIO(content), **_CHECKED)
-        parquet.read()  # reading in batches would not notice a column without pages
+        table = parquet.read()  # reading in batches would not notice a column without pages
+        if not has_footer and FOOTER not in (parquet.schema_arrow.metadata or {}):
+            return None
         _footer(parquet.schema_arrow, "the file")
-    except _UNREADABLE:
-        return False
-    return True
-
-
-def unusable_column(content: bytes) -> str | None:
-    """Name a column of a file whose values no stage can use, and the reason; None if there is no such column."""
-    try:
-        table = pq.ParquetFile(io.BytesIO(content))
-        fields = [field for field in table.schema_arrow if field.name not in _IMAGES]
-        read = ((field.name, to_tensor(table.read(columns=[field.name]).column(0), field)) for field in fields)
-        return next(filter(None, (unusable_values(name, values) for name, values in read)), None)
-    except _UNREADABLE as error:  # the description of the columns in the footer has no checksum
-        return f"its columns cannot be read ({error})"
+        checked = (field for field in table.schema if field.name not in _IMAGES)
+        values = ((field.name, to_tensor(table.column(field.name), field)) for field in checked)
+        return next(filter(None, (unusable_values(*each) for each in values)), None)
+    except NewerSchema:
+        raise
+    except Exception as error:  # for damaged bytes pyarrow raises almost any built-in exception
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def unusable_values(name: str, values: Tensor) -> str | None:
@@ -172,61 +168,49 @@ def unusable_values(name: str, values: Tensor) -> str | None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def stream_columns(
-    store: Store, stage: str, partitions: Sequence[Partition], content_hash: str, columns: Sequence[str]
-) -> Iterator[dict[str, Tensor]]:
-    """Yield these columns of one partition after the other; only a few files are in memory at a time.
+def read_columns(
+    store: Store, stage: str, partitions: Sequence[Partition], content_hash: str, columns: Sequence[str], *,
+    sample_ids: Tensor | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return these columns of all partitions, each as one tensor.
+
+    Args:
+        sample_ids: read only these images, in ascending order; files that hold none of them are not opened.
 
     Raises:
         MissingArtifact: if a partition has no file.
         DamagedFile: if a file is not what was written, or lacks rows; it is not changed.
         ContentHashMismatch: if a file belongs to another run, or (NewerSchema) to a newer release.
     """
+    import torch
+
+    folder, found = rows_folder(stage, content_hash), dict[str, Tensor]()
+    rows_of = {partition: torch.arange(len(partition)) for partition in partitions}
+    if sample_ids is not None:
+        rows_of = {partition: rows for partition in partitions if len(rows := rows_among(sample_ids, partition))}
+    sizes = store.sizes(folder, {part.stem for part in rows_of}) if len(rows_of) > _FILES_AT_ONCE else {}
 
     def read(partition: Partition) -> dict[str, Tensor]:
         return _read_partition(store, folder, partition, sizes.get(partition.file_name), content_hash, columns)
 
-    folder = rows_folder(stage, content_hash)
-    sizes = store.sizes(folder, {part.stem for part in partitions}) if len(partitions) > _FILES_AHEAD else {}
-    with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="columns") as threads:
-        waiting: deque[Future[dict[str, Tensor]]] = deque()
-        for partition in partitions:
-            waiting.append(threads.submit(read, partition))
-            if len(waiting) > _FILES_AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def read_columns(
-    store: Store, stage: str, partitions: Sequence[Partition], content_hash: str, columns: Sequence[str], *,
-    sample_ids: Tensor | None = None,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Return these columns of all partitions, each as one tensor; errors as in `stream_columns`.
-
-    Args:
-        sample_ids: read only these images, in ascending order; files that hold none of them are not opened.
-    """
-    import torch
-
-    found: dict[str, Tensor] = {}
-    rows_of = {partition: torch.arange(len(partition)) for partition in partitions}
-    if sample_ids is not None:
-        rows_of = {partition: rows for partition in partitions if len(rows := rows_among(sample_ids, partition))}
     n_rows, at = sum(map(len, rows_of.values())), 0
-    parts = stream_columns(store, stage, list(rows_of), content_hash, columns)
-    for rows, part in zip(rows_of.values(), parts, strict=True):
-        for name, values in part.items():
-            if name not in found:
-                found[name] = values.new_empty((n_rows, *values.shape[1:]))
-            if values.shape[1:] != found[name].shape[1:]:
-                shapes = f"{[*values.shape[1:]]} and {[*found[name].shape[1:]]}"
-                raise ContentHashMismatch(
-                    f"{store.address(stage)}: {name} has rows of shape {shapes}: a classifier has changed its number "
-                    f"of classes while {len(partitions)} partitions were computed. Delete that folder and run again"
-                )
-            found[name][at : at + len(rows)] = values[rows]
-        at += len(rows)
+    needed = list(rows_of)
+    for i in range(0, len(needed), _FILES_AT_ONCE):
+        at_once = needed[i : i + _FILES_AT_ONCE]
+        for partition, part in zip(at_once, concurrently(read, at_once), strict=True):
+            rows = rows_of[partition]
+            for name, values in part.items():
+                if name not in found:
+                    found[name] = values.new_empty((n_rows, *values.shape[1:]))
+                if values.shape[1:] != found[name].shape[1:]:
+                    shapes = f"{[*values.shape[1:]]} and {[*found[name].shape[1:]]}"
+                    raise ContentHashMismatch(
+                        f"{store.address(stage)}: {name} has rows of shape {shapes}: a classifier has changed its "
+                        f"number of classes while {len(partitions)} partitions were computed. Delete that folder and "
+                        "run again"
+                    )
+                found[name][at : at + len(rows)] = values[rows]
+            at += len(rows)
     return found
 
 
@@ -236,7 +220,7 @@ def read_attack_records(
 ) -> AttackRecords:  # fmt: skip
     """Return rows of the attack stage, or of a study's attack, without images; all rows by default.
 
-    Errors are those of `stream_columns`.
+    Errors are those of `read_columns`.
     """
     columns = (
         "sample_id", "label", "std_clean", "std_attacked", "rob_clean", "rob_attacked", "log_one_minus_margin",
@@ -249,7 +233,7 @@ def read_attack_records(
 def read_evaluate_records(
     store: Store, partitions: Sequence[Partition], content_hash: str, attacks: Sequence[str], *, stage: str = "evaluate"
 ) -> EvaluateRecords:
-    """Return all rows of the evaluate stage, or of a study, without images; errors as in `stream_columns`."""
+    """Return all rows of the evaluate stage, or of a study, without images; errors as in `read_columns`."""
     survived = [f"{SURVIVED}{attack}" for attack in attacks]
     columns = ["sample_id", "label", "mixed_clean", "mixed_attacked", "robust", *survived]
     values = read_columns(store, stage, partitions, content_hash, columns)
@@ -263,7 +247,7 @@ def read_rows(
     """Return one column of some images of a partition, in the order of `sample_ids`; reads only their row groups.
 
     Raises:
-        MissingArtifact, DamagedFile, ContentHashMismatch: as in `stream_columns`.
+        MissingArtifact, DamagedFile, ContentHashMismatch: as in `read_columns`.
     """
     import torch
 
@@ -315,7 +299,7 @@ def _read(store: Store, path: str, size: int | None, content_hash: str, read: Ca
     try:
         return decoded(io.BytesIO(content))
     except _UNREADABLE as error:
-        if is_whole(content) and not unusable_column(content):
+        if table_problem(content, has_footer=True) is None:
             raise ContentHashMismatch(f"{address} is not what this run needs: {error}") from error
         raise DamagedFile(
             f"{address} is damaged ({error}): `mixednuts run` quarantines it and computes it again", address

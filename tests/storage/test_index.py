@@ -143,20 +143,6 @@ def test_verify_reads_every_byte_and_repair_sets_aside(store: Store) -> None:
     assert verify(store)[0] == []
 
 
-def test_verify_checks_tables_without_an_index(tmp_path: Path) -> None:
-    store, part = Store(str(tmp_path)), PARTS[0]
-    write(store, part)
-    path = tmp_path / "attack" / "f0" / part.file_name
-    whole, found = path.read_bytes(), 0
-    assert verify(store) == ([], 1)
-    for position in range(0, len(whole), 97):
-        content = bytearray(whole)
-        content[position] ^= 1
-        path.write_bytes(content)
-        found += bool(verify(store)[0])
-    assert found > len(whole) / 97 / 3
-
-
 def test_a_driver_writes_the_index_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "_SECONDS_BETWEEN", 0.0)
     store = Store(str(tmp_path))

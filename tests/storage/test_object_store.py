@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -35,14 +34,6 @@ def fresh_connections() -> Iterator[None]:
 @pytest.fixture
 def store(object_store: ObjectStore, request: pytest.FixtureRequest) -> Store:
     return Store(object_store.uri(f"{request.node.name}/runs")).child("run-1")
-
-
-def test_of_many_writers_that_create_one_wins(store: Store) -> None:
-    names = [f"writer {i}".encode() for i in range(12)]
-    with ThreadPoolExecutor(len(names)) as threads:
-        won = list(threads.map(lambda name: Store(store.uri).create("run.yaml", name), names))
-    assert won.count(True) == 1
-    assert store.read("run.yaml") == names[won.index(True)]
 
 
 def test_a_file_above_one_put_is_whole_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,21 +131,22 @@ def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "file"]
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["hard links", "without links"])
-def test_of_many_writers_of_a_new_file_exactly_one_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
-    store, contents = Store(str(tmp_path)), [bytes([i]) * 100_000 for i in range(16)]
+@pytest.mark.parametrize("store", ["folder", "bucket"], indirect=True)
+def test_of_many_writers_of_a_new_file_exactly_one_wins(store: Store) -> None:
+    contents = [bytes([i]) * 100_000 for i in range(16)]
+    for round_ in range(5):
+        won = concurrently(lambda content, path=f"a/file-{round_}": Store(store.uri).create(path, content), contents)
+        assert sum(won) == 1
+        assert store.read(f"a/file-{round_}") == contents[won.index(True)]
+    assert len(store.names("a")) == 5
 
+
+def test_one_writer_wins_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    if not links:
-        monkeypatch.setattr("mixednuts_dist.storage.folder.os.link", refuse)
-    for round_ in range(5):
-        won = concurrently(lambda content, path=f"a/file-{round_}": store.create(path, content), contents)
-        assert sum(won) == 1
-        assert store.read(f"a/file-{round_}") == contents[won.index(True)]
+    monkeypatch.setattr("mixednuts_dist.storage.folder.os.link", refuse)
+    test_of_many_writers_of_a_new_file_exactly_one_wins(Store(str(tmp_path)))
     assert len(list((tmp_path / "a").iterdir())) == 5, "no drafts are left"
 
 

@@ -15,7 +15,7 @@ from mixednuts_dist.storage.index import IndexWriter, finished_files
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows, stream_columns
+from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows
 from tests.helpers.stored_rows import columns, quarantined, summary
 
 
@@ -65,21 +65,6 @@ def test_a_stage_folder_is_a_parquet_dataset_for_other_tools(
     table = pq.read_table(root, filesystem=fs)
     assert sorted(table["sample_id"].to_pylist()) == [*range(7)]
     assert table["logits"].type.list_size == 10
-
-
-def test_the_footer_carries_the_summary(tmp_path: Path) -> None:
-    store, parts = written(tmp_path)
-    footer = read_footer(store, f"attack/f0/{parts[1].file_name}")
-    assert footer is not None
-    assert (footer.content_hash, footer.summary) == ("f0", summary(parts[1]))
-
-
-def test_rows_of_another_run_are_refused_with_both_content_hashes(tmp_path: Path) -> None:
-    store, parts = written(tmp_path)
-    for part in parts:
-        store.write(f"attack/f1/{part.file_name}", store.read(f"attack/f0/{part.file_name}"))
-    with pytest.raises(ContentHashMismatch, match="has the content hash f0, this run has f1"):
-        read_columns(store, "attack", parts, "f1", ["margin"])
 
 
 def test_a_truncated_file_is_named_counts_as_missing_and_stays(tmp_path: Path) -> None:
@@ -163,16 +148,6 @@ def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, m
     assert store.all_files() == [path]
 
 
-def test_a_stream_gives_one_partition_after_the_other(tmp_path: Path) -> None:
-    store, parts = Store(str(tmp_path)), split_images(100, 3)
-    for part in parts:
-        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", summary(part)))
-    streamed = list(stream_columns(store, "attack", parts, "f0", ["sample_id", "logits"]))
-    assert [len(partition["sample_id"]) for partition in streamed] == [len(part) for part in parts]
-    whole = read_columns(store, "attack", parts, "f0", ["logits"])["logits"]
-    assert torch.equal(torch.cat([partition["logits"] for partition in streamed]), whole)
-
-
 def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     with pytest.raises(ContentHashMismatch, match=r"part-0000\d\.parquet is not what this run needs: .*newer"):
@@ -195,10 +170,14 @@ def test_a_few_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
         assert torch.equal(found, columns(part)[name][[49, 0, 16]])
 
 
-def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_run_or_image_are_refused(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    store.write(f"attack/other/{parts[0].file_name}", store.read(f"attack/f0/{parts[0].file_name}"))
-    with pytest.raises(ContentHashMismatch, match="f0"):
-        read_rows(store, "attack", parts[0], "other", "x_adv", [0])
+    store.write(f"attack/f1/{parts[0].file_name}", store.read(f"attack/f0/{parts[0].file_name}"))
+    for read in (
+        lambda: read_columns(store, "attack", parts[:1], "f1", ["margin"]),
+        lambda: read_rows(store, "attack", parts[0], "f1", "x_adv", [0]),
+    ):
+        with pytest.raises(ContentHashMismatch, match="has the content hash f0, this run has f1"):
+            read()
     with pytest.raises(ContentHashMismatch, match="7"):
         read_rows(store, "attack", parts[0], "f0", "x_adv", [7])
