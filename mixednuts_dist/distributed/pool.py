@@ -9,6 +9,7 @@ the new nodes. The driver holds counts and times, never images.
 """
 
 import logging
+import math
 import queue
 import time
 import traceback
@@ -231,18 +232,25 @@ class Pool:
             self.counts["retries"] += 1
 
     def _kill_overdue(self) -> None:
-        """Replace workers that take far longer for a partition than the finished ones suggest."""
-        for slot in [slot for slot in self._slots if slot.partition]:
-            assert slot.partition is not None
-            taken = time.monotonic() - slot.since
-            allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog)
-            if slot.method == "measure":  # all workers on such devices wait for it
-                allowed = _MEASURE_SECONDS
-            allowed *= 2 ** self._failures.tries(slot.partition)  # it may just be slow: each try has twice the time
-            allowed *= 1 + slot.n_prefetched  # those are computed in the same batches
+        """Replace workers whose call takes far longer than it should."""
+        for slot in list(self._slots):
+            taken, allowed = time.monotonic() - slot.since, self._seconds_allowed(slot)
             if taken > allowed:
                 what = f"not finished after {taken:.0f} s; at most {allowed:.0f} s are allowed"
                 self._failed(slot, TimeoutError(what))
+
+    def _seconds_allowed(self, slot: _Slot) -> float:
+        if slot.method == "ready":
+            return math.inf if slot.device else self.settings.start_seconds
+        if slot.partition is None:  # idle, or waiting for a machine
+            return math.inf
+        n_tries = self._failures.tries(slot.partition)
+        if slot.method == "measure":  # all workers on such devices wait for it
+            allowed = _MEASURE_SECONDS
+        else:
+            allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog)
+        # It may just be slow, so each try has twice the time. Prefetched partitions are computed in the same batches.
+        return allowed * 2.0**n_tries * (1 + slot.n_prefetched)
 
     def _end(self, slot: _Slot) -> None:
         """End a worker, even during a call."""

@@ -290,6 +290,17 @@ def test_stage_without_workers_waits_for_start_seconds(tmp_path: Path) -> None:
     gone.set()
 
 
+def test_a_worker_that_never_becomes_ready_is_replaced(tmp_path: Path) -> None:
+    def make(i: int) -> Machine:
+        slow = (lambda _: time.sleep(0.1)) if i == 1 else good
+        return Machine(Place(f"node{i}"), slow, threading.Event().wait if i == 2 else (lambda: None))
+
+    stage = Stage(tmp_path, make, 2, 12, start_seconds=0.3)
+    stage.require_complete()
+    assert stage.executor.started[1].ended
+    assert stage.executor.started[2].done
+
+
 def test_first_ready_worker_measures_for_its_device_type(tmp_path: Path) -> None:
     stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), good), 6, 30, batch_size="auto")
     stage.require_complete()

@@ -28,6 +28,7 @@ ONE_MACHINE = {
 }
 RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _STARTS = 6  # on a busy machine most fail
+_START_SECONDS = 120.0
 
 
 @dataclass
@@ -112,10 +113,13 @@ class Head:
     def _blocking(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes] | None":
-        """Return None if it ends."""
-        process = self.begin(command, log, environment)
+        """Return None if it ends, or is killed because it says nothing for too long."""
+        process, deadline = self.begin(command, log, environment), time.monotonic() + _START_SECONDS
         while process.poll() is None and "will now block" not in log.read_text():
             time.sleep(0.2)
+            if time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return process if process.poll() is None else None
 
 
