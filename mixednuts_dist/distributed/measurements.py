@@ -4,6 +4,8 @@ The driver keeps them in `acceleration/<device>.json` and sends them with the wo
 type of device are computed in the same way, also after the run is resumed.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import re

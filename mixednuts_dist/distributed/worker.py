@@ -20,13 +20,13 @@ from ..config.register import require_extensions
 from ..config.uris import ClassifierSource, travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
-from ..storage.damage import create_whole
+from ..storage.damage import create_whole, finished_rows
 from ..storage.index import with_checksum
 from ..storage.partitions import Partition, rows_folder
 from ..storage.records import PartitionSummary
 from ..storage.run_file import RUN
 from ..storage.store import Store
-from ..storage.tables import encode_table, finished_summary
+from ..storage.tables import encode_table
 from .answers import Answers
 from .gpus import keep_to_share, unusable_gpu
 from .measurements import Measured
@@ -140,7 +140,7 @@ class AttackWorker:
         path, started = f"{folder}/{partition.file_name}", time.perf_counter()
         if measured is not None:
             self.bench.use(measured)
-        if there := finished_summary(self.store, path, task.content_hash):
+        if there := finished_rows(self.store, path, task.content_hash, partition):
             return there
         with self.bench.at(partition, folder, task.mixture, prefetched):
             x, y = self.bench.images(partition)
@@ -157,7 +157,7 @@ class AttackWorker:
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, summary)
         summary = with_checksum(summary, content)
-        if there := create_whole(self.store, path, content, task.content_hash):
+        if there := create_whole(self.store, path, content, task.content_hash, partition):
             return there
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(summary)})
         return summary

@@ -10,8 +10,8 @@ from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task
 from ..distributed.worker_spec import WorkerSpec
-from ..storage.index import IndexWriter, set_damaged_aside
-from ..storage.partitions import Partition, rows_folder
+from ..storage.index import IndexWriter
+from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
 from ..storage.store import Store
 from .driver_notes import record_current_stage, stage_clock
@@ -51,7 +51,6 @@ def run_partitions(
         done = early_stop.sentence() if early_stop and todo else f"{n} of {n} partitions are done"
         progress.stage_finished(label or task.stage, f"nothing to do: {done}")
         return
-    set_damaged_aside(opened.rows, rows_folder(task.stage, task.content_hash), todo)
     _delete_error_logs(opened.store, task.stage, todo)
     record_current_stage(opened.store, task.stage, task.content_hash)
     queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)

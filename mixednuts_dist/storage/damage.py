@@ -37,16 +37,30 @@ def set_aside_if_damaged(store: Store, path: str, *, partition: Partition | None
     return store.set_aside(path, unless=is_good)
 
 
-def create_whole(store: Store, path: str, content: bytes, content_hash: str) -> PartitionSummary | None:
+def finished_rows(store: Store, path: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
+    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows.
+
+    Raises:
+        NewerSchema, ContentHashMismatch: as in `finished_summary`.
+    """
+    summary = finished_summary(store, path, content_hash)
+    return summary if summary and summary.is_of(partition) else None
+
+
+def create_whole(
+    store: Store, path: str, content: bytes, content_hash: str, partition: Partition
+) -> PartitionSummary | None:
     """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
+
+    A damaged file of that name is quarantined.
 
     Raises:
         ContentHashMismatch: if a file of another run has that path.
     """
     while not store.create(path, content):
-        if existing := finished_summary(store, path, content_hash):
+        if existing := finished_rows(store, path, content_hash, partition):
             return existing
-        set_aside_if_damaged(store, path)
+        set_aside_if_damaged(store, path, partition=partition)
     return None
 
 

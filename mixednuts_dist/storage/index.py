@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..config.config_file import read_json
 from ..config.run_config import digest
 from ..errors import MissingArtifact
-from .damage import problem, set_aside_if_damaged
+from .damage import problem
 from .partitions import Partition, rows_folder
 from .records import PartitionSummary
 from .store import Store, concurrently
@@ -72,17 +72,6 @@ def finished_files(
     others = [partition for partition, entry in found.items() if entry is None]
     found |= zip(others, concurrently(from_footer, others), strict=True)
     return {partition: summary for partition, summary in found.items() if summary}
-
-
-def set_damaged_aside(store: Store, folder: str, missing: Iterable[Partition]) -> list[str]:
-    """Quarantine damaged files of the partitions that a stage computes next; returns the new paths.
-
-    A whole file that another driver has written meanwhile is not changed.
-    """
-    there = store.sizes(folder)
-    found = [partition for partition in missing if partition.file_name in there]
-    aside = (set_aside_if_damaged(store, f"{folder}/{part.file_name}", partition=part) for part in found)
-    return [path for path in aside if path]
 
 
 class IndexWriter:

@@ -327,20 +327,10 @@ def test_kept_workers_that_died_between_stages_are_replaced(tmp_path: Path) -> N
 def test_classifier_that_never_works_ends_the_stage_early(tmp_path: Path) -> None:
     stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i % 2}"), dead_card), 2, 24)
     assert isinstance(stage.error, PartitionFailed)
-    assert re.search(r"tries have failed, so the rest was not tried", str(stage.error))
+    assert re.search(
+        r"(?s)partition \d+ .*CUDA.*All of \d+ tries have failed, so the rest was not tried", str(stage.error)
+    )
     assert len(stage.executor.started) < 24
-
-
-def test_partition_that_loses_every_machine_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
-
-    def lose(_: Partition) -> None:
-        raise WorkerLost("preempted", machine=True)
-
-    stage = Stage(tmp_path, lambda _: Machine(Place("node"), lose), 1, 1, max_tries=1)
-    assert isinstance(stage.error, PartitionFailed)
-    assert re.search(r"partition 0 .*lost 3 ", str(stage.error))
-    assert len(stage.executor.started) == 3
 
 
 def test_a_partition_is_tried_although_all_others_fail(tmp_path: Path) -> None:

@@ -154,21 +154,3 @@ def test_a_placement_without_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     with pytest.raises(ClusterError, match=r"0 cores and 0 GPUs on nodes with compute\.accelerator_type=A100, and"):
         pool_settings(ComputeConfig(accelerator_type="A100"))
-
-
-@pytest.mark.usefixtures("ray_executor")
-def test_ray_takes_the_placement_as_it_is_written() -> None:
-    """On a local Ray, whose node has no such label: the task waits, it is not refused."""
-    here = {label: value for node in ray.nodes() for label, value in node["Labels"].items()}
-    label, value = next(iter(here.items()))
-
-    @ray.remote(num_cpus=0)
-    def where() -> int:
-        return 1
-
-    assert ray.get(where.options(label_selector={label: value}).remote()) == 1
-    fallback = [{"label_selector": {label: value}}]
-    assert ray.get(where.options(label_selector={label: f"!{value}"}, fallback_strategy=fallback).remote()) == 1
-    waiting = where.options(label_selector={label: f"!{value}"}, accelerator_type="L4").remote()
-    assert ray.wait([waiting], timeout=0.5)[0] == []
-    ray.cancel(waiting)

@@ -6,12 +6,10 @@ import re
 import time
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import ray
 
-from mixednuts_dist.distributed import metrics
 from mixednuts_dist.distributed.metrics import DESCRIPTIONS, export
 
 DASHBOARD = Path(__file__).parents[2] / "jobs" / "grafana.json"
@@ -45,14 +43,3 @@ def test_ray_exports_every_metric_of_the_dashboard() -> None:
             found = {line.partition("{")[0] for line in lines if 'stage="attack"' in line}
     assert asked <= found
     assert any(re.match(r"ray_mixednuts_retries{.* 0(\.0)?$", line) for line in lines), "before the first retry"
-
-
-def test_the_variants_of_studies_and_the_rounds_share_one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    gauge = SimpleNamespace(set=lambda _value, tags: seen.append(tags))
-    monkeypatch.setattr(metrics, "_gauge", lambda _name: gauge)
-    monkeypatch.setattr(metrics, "DESCRIPTIONS", ["images"])
-    for stage in ("studies/rows/1a2b3c4d", "studies/rows/5e6f7a8b", "search/round-1", "attack"):
-        metrics.export("run", stage, {})
-    assert [tags["stage"] for tags in seen] == ["studies", "studies", "search", "attack"]

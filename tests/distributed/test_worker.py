@@ -15,9 +15,10 @@ from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.storage.damage import finished_rows
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import finished_summary, read_attack_records
+from mixednuts_dist.storage.tables import read_attack_records
 from tests.helpers.worker_specs import attack_task, spec_of
 
 TASK = attack_task(2, 1)
@@ -88,7 +89,7 @@ def test_worker_reports_existing_partitions(
     assert worker.process(partition, TASK) == first
     looks = iter([None])  # it looked a moment too early
     monkeypatch.setattr(
-        "mixednuts_dist.distributed.worker.finished_summary", lambda *where: next(looks, finished_summary(*where))
+        "mixednuts_dist.distributed.worker.finished_rows", lambda *where: next(looks, finished_rows(*where))
     )
     worker.process(partition, TASK)
     assert path.read_bytes() == content

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mixednuts_dist.storage import index
-from mixednuts_dist.storage.index import IndexWriter, finished_files, repair, set_damaged_aside, verify, with_checksum
+from mixednuts_dist.storage.damage import create_whole
+from mixednuts_dist.storage.index import IndexWriter, finished_files, repair, verify, with_checksum
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
@@ -103,8 +104,9 @@ def test_files_that_came_went_or_shrank_since_are_seen(store: Store, monkeypatch
     found = finished_files(store, "attack", [*PARTS, came], "f0")
     assert [part.index for part in found] == [2, 3, 4, 5, 6, 7]
     assert len(opened) == 3, "the index and the footers of the two files that differ from it"
-    assert set_damaged_aside(store, "attack/f0", [went, shrank]) == [quarantined(path)]
-    assert shrank.file_name not in store.names("attack/f0")
+    whole = encode_table(columns(shrank), "f0", summary(shrank))
+    assert create_whole(store, path, whole, "f0", shrank) is None
+    assert (store.read(path), store.exists(quarantined(path))) == (whole, True)
 
 
 def test_two_drivers_at_a_time_lose_no_entry(store: Store) -> None:

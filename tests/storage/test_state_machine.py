@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mixednuts_dist.errors import ContentHashMismatch, DamagedFile
 from mixednuts_dist.storage.damage import create_whole, problem
-from mixednuts_dist.storage.index import IndexWriter, finished_files, set_damaged_aside, verify, with_checksum
+from mixednuts_dist.storage.index import IndexWriter, finished_files, verify, with_checksum
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns
@@ -54,11 +54,9 @@ class Driver:
         todo = [part for part in PARTS if part not in finished]
         writer = IndexWriter(self.store, STAGE, CONTENT_HASH, finished)
         yield
-        set_damaged_aside(self.store, FOLDER, todo)
-        yield
         for part in todo:
             content = content_of(part)
-            there = create_whole(self.store, f"{FOLDER}/{part.file_name}", content, CONTENT_HASH)
+            there = create_whole(self.store, f"{FOLDER}/{part.file_name}", content, CONTENT_HASH, part)
             writer.add(there or with_checksum(summary(part), content))
             yield
         writer.flush()
