@@ -30,7 +30,7 @@ FLAG = "flag_"  # column prefix, before the red flag's name
 FOOTER = b"mixednuts"
 _IMAGES = ("x_adv",)  # the attacks keep images in [0, 1], so these large columns are not checked for NaN
 _ROWS_PER_GROUP = 32  # at most, so that one image of a large partition can be read alone
-_FILES_AT_ONCE = 16
+_FILES_AT_ONCE = 8
 _TAIL_BYTES = 2**16  # holds the footer of a partition of any usual size
 _CHECKED = {"page_checksum_verification": True}
 # The errors of pyarrow and of this module for bytes that are not those that were written. The store has others.
@@ -184,7 +184,8 @@ def read_columns(
     """
     import torch
 
-    folder, found = rows_folder(stage, content_hash), dict[str, Tensor]()
+    folder = rows_folder(stage, content_hash)
+    found: dict[str, Tensor] = {}
     rows_of = {partition: torch.arange(len(partition)) for partition in partitions}
     if sample_ids is not None:
         rows_of = {partition: rows for partition in partitions if len(rows := rows_among(sample_ids, partition))}
