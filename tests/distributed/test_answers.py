@@ -15,8 +15,8 @@ from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.storage.index import IndexWriter, finished_files, with_checksum
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
-from tests.helpers.runs import Watcher
 from tests.helpers.stored_rows import quarantined
+from tests.helpers.touchy_classifiers import MarksTheStart
 
 FACTORY = """
 import pathlib
@@ -49,18 +49,6 @@ def factory(folder: Path, change: str, base: str = "demo_rob") -> str:
     return f"py:{path}:Changes"
 
 
-class ChangesInTheAttack(Watcher):
-    """Let the classifier change at the first gradient of the attack."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.mark = folder / "mark"
-
-    def stage_started(self, *arguments: Any) -> None:
-        super().stage_started(*arguments)
-        self.mark.touch()
-
-
 @pytest.mark.parametrize(
     ("change", "base", "told"),
     [
@@ -78,7 +66,7 @@ def test_unusable_output_names_the_classifier(
 ) -> None:
     config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
     with pytest.raises(BaseClassifierError, match=told):
-        attack.run(config, executor=local_executor, progress=ChangesInTheAttack(tmp_path))
+        attack.run(config, executor=local_executor, progress=MarksTheStart(tmp_path / "mark"))
     assert (tmp_path / "mark").read_text() == "in the attack"
     assert not list(Path(config.storage).rglob("part-*.parquet"))
 
@@ -89,7 +77,7 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
     """The rows are those of a classifier that never erred."""
     config = tiny(rob=factory(tmp_path, NAN))
     with pytest.raises(BaseClassifierError, match="NaN or infinit"):
-        attack.run(config, executor=local_executor, progress=ChangesInTheAttack(tmp_path))
+        attack.run(config, executor=local_executor, progress=MarksTheStart(tmp_path / "mark"))
     (tmp_path / "mark").unlink()
     attack.run(config, executor=local_executor)
     opened = open_run(config)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow.parquet as pq
 import pytest
 import ray
 
@@ -17,7 +16,8 @@ from mixednuts_dist.cli.options import reported
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
-from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows, rows_in
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
+from tests.helpers.touchy_classifiers import FACTORY, MarksTheStart, table
 
 
 @pytest.fixture
@@ -55,47 +55,17 @@ def test_what_a_partition_raises_in_this_thread_surfaces_as_it_is(
     assert raised.traceback[-1].name == "poisoned"
 
 
-FORKING = """
-import os
-import pathlib
-import torch
-from mixednuts_dist.classifiers.factories import demo_rob
-
-MARK = pathlib.Path(__file__).with_name("mark")
-
-class Forking(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = demo_rob()
-
-    def forward(self, x):
-        if MARK.exists() and not MARK.read_text() and (child := os.fork()):
-            MARK.write_text(str(child))
-        return self.net(x)
-
-def forking():
-    return Forking()
-"""
-
-
 def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(
     tiny: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     """The child would continue as a second driver without the threads of the first."""
-    (tmp_path / "forks.py").write_text(FORKING)
-    mark, n = tmp_path / "mark", 8
-
-    class Armed(Watcher):
-        def stage_started(self, *arguments: Any) -> None:
-            super().stage_started(*arguments)
-            mark.touch()
-
-    config = tiny(rob=f"py:{tmp_path / 'forks.py'}:forking", data={"uri": "digits", "n": n})
-    attack.run(config, executor=DebugExecutor(), progress=Armed())
+    (tmp_path / "touchy.py").write_text(FACTORY)
+    mark, n = tmp_path / "mark", 16
+    config = tiny(rob=f"py:{tmp_path / 'touchy.py'}:forking", data={"uri": "digits", "n": n})
+    attack.run(config, executor=DebugExecutor(), progress=MarksTheStart(mark))
     _, status = os.waitpid(int(mark.read_text()), 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    (file,) = (rows_in(Path(config.storage) / config.place(), "attack")).glob("part-*.parquet")
-    assert pq.read_table(file)["sample_id"].to_pylist() == [*range(n)]
+    assert sorted(table(config)["sample_id"]) == [*range(n)]
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import gpus, local
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
 from tests.helpers.runs import tiny_file
 from tests.helpers.worker_specs import unchecked_spec
@@ -54,33 +53,9 @@ def test_gpus_that_a_worker_would_not_use_are_refused() -> None:
     assert ComputeConfig(num_gpus=0.5).num_gpus == 0.5
 
 
-@pytest.mark.parametrize(("share", "expected"), [(1.0, ["2", "5", "2"]), (0.5, ["2", "2", "5"])])
-def test_each_local_worker_sees_its_card_alone(
-    share: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command was given two cards; a third worker shares one or takes the next."""
-    seen: list[str] = []
-
-    class Process:
-        ended = False
-
-        def __init__(self, _: WorkerSpec, num_gpus: float, number: int, visible: dict[str, str]) -> None:
-            assert num_gpus == share
-            self.share = number
-            seen.append(visible["CUDA_VISIBLE_DEVICES"])
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    monkeypatch.setattr(local, "_Process", Process)
-    executor = local.LocalExecutor()
-    settings = executor.workers(ComputeConfig(num_gpus=share))
-    assert settings.n_workers == 2 / share
-    for _ in range(3):
-        executor.begin(unchecked_spec(tmp_path), settings)
-    assert seen == expected
-
-
-def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts at once, before the reading thread of the ended process has noticed its end."""
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The GPUs of each process that is started; none of these processes is a worker."""
     seen: list[str] = []
     start = local.subprocess.Popen
 
@@ -88,15 +63,34 @@ def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, m
         seen.append(env["CUDA_VISIBLE_DEVICES"])
         return start(*command, env=env, **options)
 
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     monkeypatch.setattr(local, "_COMMAND", "import time; time.sleep(60)")
     monkeypatch.setattr(local.subprocess, "Popen", starts)
+    return seen
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, ["2", "5", "2"]), (0.5, ["2", "2", "5"])])
+def test_each_local_worker_sees_its_card_alone(
+    share: float, expected: list[str], tmp_path: Path, seen: list[str]
+) -> None:
+    """The command was given two cards; a third worker shares one or takes the next."""
+    executor = local.LocalExecutor()
+    settings = executor.workers(ComputeConfig(num_gpus=share))
+    assert settings.n_workers == 2 / share
+    begun = [executor.begin(unchecked_spec(tmp_path), settings) for _ in range(3)]
+    assert seen == expected
+    for process in begun:
+        process.end()
+
+
+def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, seen: list[str]) -> None:
+    """It starts at once, before the reading thread of the ended process has noticed its end."""
     executor, settings = local.LocalExecutor(), PoolSettings(2, 1, 1.0)
     for _ in range(5):
         kept, ended = (executor.begin(unchecked_spec(tmp_path), settings) for _ in range(2))
         ended.end()
         replacement = executor.begin(unchecked_spec(tmp_path), settings)
-        assert seen[-3:] == ["0", "1", "1"]
+        assert seen[-3:] == ["2", "5", "5"]
         kept.end()
         replacement.end()
 

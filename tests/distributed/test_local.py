@@ -18,23 +18,7 @@ from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.partitioned import worker_spec
 from mixednuts_dist.stages.runs import open_run
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, rows, tiny_file
-from tests.helpers.touchy_classifiers import FACTORY, table
-
-LEAVING = """
-def exiting():
-    def act():
-        print("closing time")
-        sys.exit(3)
-    return Touchy(act)
-
-def forking():
-    def act():
-        if sys.argv[0] == "-c" and not MARK.exists():  # in a worker, once
-            MARK.touch()
-            if child := os.fork():
-                MARK.write_text(str(child))
-    return Touchy(act)
-"""
+from tests.helpers.touchy_classifiers import FACTORY, MarksTheStart, table
 
 RUN = """
 import sys
@@ -48,7 +32,7 @@ assert "ray" not in sys.modules
 @pytest.fixture
 def factory(tmp_path: Path) -> Path:
     path = tmp_path / "touchy.py"
-    path.write_text(FACTORY + LEAVING)
+    path.write_text(FACTORY)
     return path
 
 
@@ -113,7 +97,7 @@ def test_failing_partition_is_retried_and_named(
 def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(tiny: Callable[..., RunConfig], factory: Path) -> None:
     config = tiny(rob=f"py:{factory}:forking", data={"uri": "digits", "n": 16}, compute={"num_workers": 1})
     with LocalExecutor() as executor:
-        attack.run(config, executor=executor)
+        attack.run(config, executor=executor, progress=MarksTheStart(factory.with_name("mark")))
         child, deadline = int(factory.with_name("mark").read_text()), time.monotonic() + 60
         while child in [one.pid for each in children() for one in running(each)] and time.monotonic() < deadline:
             time.sleep(0.05)

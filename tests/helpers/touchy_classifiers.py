@@ -1,4 +1,4 @@
-"""Robust classifiers that hang or kill their process at one image."""
+"""Robust classifiers that hang, exit, fork or kill their process at one image."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from mixednuts_dist.config.run_config import RunConfig
-from tests.helpers.runs import rows_in
+from tests.helpers.runs import Watcher, rows_in
 
 FACTORY = """
 import os
@@ -39,7 +39,32 @@ def hanging_once():
             MARK.write_text("hung")
             time.sleep(3600)
     return Touchy(act)
+
+def exiting():
+    def act():
+        print("closing time")
+        sys.exit(3)
+    return Touchy(act)
+
+def forking():
+    # forks once, after a test has marked the start of the stage
+    def act():
+        if MARK.exists() and not MARK.read_text() and (child := os.fork()):
+            MARK.write_text(str(child))
+    return Touchy(act)
 """
+
+
+class MarksTheStart(Watcher):
+    """Creates a file when a stage starts; until then the driver itself runs the classifiers."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def stage_started(self, *arguments: Any) -> None:
+        super().stage_started(*arguments)
+        self.mark.touch()
 
 
 def table(config: RunConfig) -> dict[str, list[Any]]:

@@ -18,13 +18,11 @@ def spec_of(folder: Path, **changes) -> WorkerSpec:
     classifiers = {name: ClassifierSource(f"demo:{name}") for name in ("std", "rob")}
     checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in classifiers.items()}
     checksums["labels"] = labels_checksum(open_dataset("digits"))
-    spec = WorkerSpec(
-        store_uri=str(folder), data=DatasetSource("digits"), classifiers=classifiers, checksums=checksums,
-        threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
-    )  # fmt: skip
     (folder / "run.yaml").write_text(
         "inputs: {n_images: 24, n_classes: 10, image_shape: [], checksums: {}}\nversions: {}\n"
     )  # the driver writes it, and every worker must see it
+    threat = ThreatModel("Linf", 0.15)
+    spec = unchecked_spec(folder, classifiers=classifiers, checksums=checksums, threat=threat, batch_size=16)
     return replace(spec, **changes)
 
 
