@@ -56,7 +56,10 @@ class ComputeConfig(Section):
     )
     max_tries: Positive = Field(default=3, description="Failures of a partition before it is quarantined.")
     start_seconds: float = Field(
-        default=1800, gt=0, description="Seconds without a ready worker after which a stage ends with an error."
+        default=1800,
+        gt=0,
+        description="Seconds without a ready worker after which a stage ends with an error. A worker that takes longer "
+        "to load is replaced.",
     )
     watchdog: float = Field(
         default=10,
