@@ -113,7 +113,7 @@ class Head:
     def _blocking(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes] | None":
-        """Return None if it ends, or is killed because it says nothing for too long."""
+        """Return None if it ends, or is killed because it prints nothing for too long."""
         process, deadline = self.begin(command, log, environment), time.monotonic() + _START_SECONDS
         while process.poll() is None and "will now block" not in log.read_text():
             time.sleep(0.2)
