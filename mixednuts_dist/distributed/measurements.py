@@ -32,7 +32,7 @@ class Measured:
 
     rows: int  # images per pass
     float32_rows: int
-    precision: Mapping[str, Precision]  # of gradients: "rob", "std" -> precision
+    precision: Mapping[str, Precision]  # "rob" and "std" -> the precision of gradients
     repeatable: bool  # two passes over the same images give the same bits; otherwise only verified results repeat
 
 
