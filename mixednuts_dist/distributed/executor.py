@@ -109,18 +109,14 @@ class Executor:
         """Return a function that scores grids in parallel, or None to score them in this process."""
         return None
 
-    def is_kept(self, spec: WorkerSpec, settings: PoolSettings) -> bool:
-        """Whether `hire` would return a worker of an earlier stage, which may have died meanwhile."""
-        return any(kept[:2] == (spec, settings) for kept in self._idle)
-
-    def hire(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:
-        """Return a worker that an earlier stage has released, or a new one."""
-        for kept in self._idle:
-            if kept[:2] == (spec, settings):
-                self._idle.remove(kept)
-                return kept[2]
-        self.end_idle()  # they may hold the resources that the new worker needs
-        return self.begin(spec, settings)
+    def kept(self, spec: WorkerSpec, settings: PoolSettings) -> Worker | None:
+        """Return an idle worker of an earlier stage, which may have died meanwhile. If none fits, end the idle ones."""
+        for idle in self._idle:
+            if idle[:2] == (spec, settings):
+                self._idle.remove(idle)
+                return idle[2]
+        self.end_idle()  # they may hold the resources that a new worker needs
+        return None
 
     def release(self, spec: WorkerSpec, settings: PoolSettings, worker: Worker) -> None:
         """Keep an idle worker with its classifiers for the next stage, or end it after the last stage."""
@@ -140,7 +136,7 @@ class Executor:
         Raises:
             ClusterError: if a worker cannot start; its own MixedNutsError is passed on unchanged.
         """
-        worker = self.hire(spec, settings)
+        worker = self.kept(spec, settings) or self.begin(spec, settings)
         try:
             worker.call("ready").result()
             measured: dict[str, PassSeconds] = worker.call("time_passes").result()

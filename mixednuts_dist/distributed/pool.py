@@ -124,8 +124,8 @@ class Pool:
     def _start_workers(self, n_left: int) -> None:
         """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
         for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._starts.n_delayed()):
-            fresh = not self.executor.is_kept(self.spec, self.settings)
-            slot = _Slot(self.executor.hire(self.spec, self.settings), fresh)
+            kept = self.executor.kept(self.spec, self.settings)
+            slot = _Slot(kept or self.executor.begin(self.spec, self.settings), fresh=kept is None)
             self._slots.append(slot)
             self._begin(slot, "locate")
 

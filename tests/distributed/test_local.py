@@ -109,10 +109,10 @@ def test_worker_is_kept_until_the_executor_closes(tiny: Callable[..., RunConfig]
     config = tiny()
     spec, settings = worker_spec(open_run(config)), PoolSettings(1, 1, 0)
     with make_executor("local") as made, executing(made, config.compute) as executor:
-        first = executor.hire(spec, settings)
+        first = executor.begin(spec, settings)
         first.call("ready").result(60)
         executor.release(spec, settings, first)
-        assert executor.hire(spec, settings) is first
+        assert executor.kept(spec, settings) is first
         (process,) = children()
         process.kill()
         with pytest.raises(

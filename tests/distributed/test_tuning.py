@@ -99,14 +99,14 @@ def test_a_search_that_no_node_takes_ends_after_start_seconds(tmp_path: Path, ra
 def test_search_keeps_idle_workers_that_hold_all_cores(tmp_path: Path, ray_executor: Any) -> None:
     spec, settings = unchecked_spec(tmp_path), PoolSettings(1, ray.cluster_resources()["CPU"], 0)
     ray_executor.n_users += 1  # as in `executing`
-    worker = ray_executor.hire(spec, settings)
+    worker = ray_executor.begin(spec, settings)
     try:
         place = worker.call("locate").result()
         ray_executor.release(spec, settings, worker)
         grid = replace(GRID, powers=(1.0,), biases=(-0.6, 0.4))
         (found,) = scored_on_tune(tmp_path, ray_executor, [grid])
         assert torch.equal(found.counts, expected(grid).counts)
-        assert ray_executor.hire(spec, settings) is worker
+        assert ray_executor.kept(spec, settings) is worker
         assert worker.call("locate").result() == place
     finally:
         worker.end()
