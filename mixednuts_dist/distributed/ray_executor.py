@@ -103,7 +103,7 @@ class RayExecutor(Executor):
                 reserved, n_trials = {"memory": compute.num_cpus * memory}, len(self._idle)
             else:
                 self.end_idle()
-        settings = PoolSettings.of(compute, max(1, n_trials), 0.0, placement=_placement(compute))
+        settings = PoolSettings.of(compute, max(1, n_trials), 0.0, placement=trial_placement(compute))
         return TunedScoring(rows, task, settings, reserved)
 
 
@@ -207,10 +207,26 @@ def _placement(compute: ComputeConfig) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value}
 
 
+def _selectors(placement: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Return the label selectors of a placement, the preferred one first."""
+    other = [each["label_selector"] for each in placement.get("fallback_strategy", ())]
+    return [placement.get("label_selector", {}), *other]
+
+
+def trial_placement(compute: ComputeConfig) -> dict[str, Any]:
+    """Return where the trials of a search may run.
+
+    A placement group accepts no fallback, so this is the first alternative that a node of the cluster satisfies now.
+    """
+    placement, nodes = _placement(compute), ray.nodes()  # type: ignore[no-untyped-call]
+    selectors, labels = _selectors(placement), [node.get("Labels", {}) for node in nodes if node["Alive"]]
+    found = (selector for selector in selectors if any(_fits(each, selector) for each in labels))
+    return {**placement, "label_selector": next(found, selectors[0])}
+
+
 def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
     """Return the sum of the resources of the nodes on which `placement` allows workers."""
-    other = [each["label_selector"] for each in placement.get("fallback_strategy", ())]
-    selectors: list[Mapping[str, str]] = [placement.get("label_selector", {}), *other]
+    selectors = _selectors(placement)
     found: dict[str, float] = {}
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     for node in nodes:
