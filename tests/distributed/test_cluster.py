@@ -152,7 +152,7 @@ def test_only_the_nodes_that_the_placement_allows_count(
 
 @pytest.mark.parametrize(("wanted", "selector"), [("b", {"zone": "b"}), ("c", {"zone": "!b"}), ("a", {"zone": "a"})])
 def test_trials_run_where_a_node_is(monkeypatch: pytest.MonkeyPatch, wanted: str, selector: dict[str, str]) -> None:
-    """Placement groups accept no fallback, so trials would wait for a node of the preferred zone in vain."""
+    """Placement groups accept no fallback, so a trial has the one selector that a node satisfies."""
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     fallback = [{"label_selector": {"zone": zone}} for zone in ("d", "!b")]
     compute = ComputeConfig(label_selector={"zone": wanted}, fallback_strategy=fallback)
