@@ -21,7 +21,7 @@ from pyautoattack import AutoAttack
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from mixednuts_dist.classifiers.factories import DEMO_EPS, ROB_LIGHT_WIDTHS, ROB_WIDTHS, STD_WIDTHS, DigitsNet
+from mixednuts_dist.classifiers.factories import DEMO_EPS, DEMO_WIDTHS, DigitsNet
 from mixednuts_dist.images.arrays import load_digits_split
 
 _BATCH = 128
@@ -58,15 +58,11 @@ class Recipe:
     seed: int = 0
 
 
-STD_RECIPE = Recipe(widths=STD_WIDTHS, n_steps=3000, weight_decay=5e-2, warp=1.3, label_smoothing=0.05)
-ROB_RECIPE = Recipe(widths=ROB_WIDTHS, n_steps=6000, weight_decay=2e-2, warp=1.0, eps=0.21)
-ROB_LIGHT_RECIPE = Recipe(widths=ROB_LIGHT_WIDTHS, n_steps=3000, weight_decay=2e-2, warp=1.0, eps=0.15, seed=1)
-NOISY_RECIPE = Recipe(widths=ROB_WIDTHS, n_steps=3000, weight_decay=2e-2, warp=1.0, noise=0.25)
 RECIPES = {
-    "demo_std": STD_RECIPE,
-    "demo_rob": ROB_RECIPE,
-    "demo_rob_light": ROB_LIGHT_RECIPE,
-    "demo_noisy": NOISY_RECIPE,
+    "std": Recipe(DEMO_WIDTHS["std"], n_steps=3000, weight_decay=5e-2, warp=1.3, label_smoothing=0.05),
+    "rob": Recipe(DEMO_WIDTHS["rob"], n_steps=6000, weight_decay=2e-2, warp=1.0, eps=0.21),
+    "rob_light": Recipe(DEMO_WIDTHS["rob_light"], n_steps=3000, weight_decay=2e-2, warp=1.0, eps=0.15, seed=1),
+    "noisy": Recipe(DEMO_WIDTHS["noisy"], n_steps=3000, weight_decay=2e-2, warp=1.0, noise=0.25),
 }
 
 
@@ -181,7 +177,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the batches are too small for more, and the sums then come in one order
-    for name, recipe in RECIPES.items():
+    for name, recipe in ((f"demo_{name}", recipe) for name, recipe in RECIPES.items()):
         start = time.perf_counter()
         classifier = train(recipe)
         seconds = time.perf_counter() - start

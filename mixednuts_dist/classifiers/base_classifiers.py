@@ -1,4 +1,4 @@
-"""Base classifiers by URI: frozen modules from images in [0, 1] to logits, with normalization inside.
+"""Load, check, hash and measure base classifiers: modules from images in [0, 1] to logits, normalization inside.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-3
 
 
 class Normalized(nn.Module):
-    """Images (B, C, H, W) in [0, 1] -> `net((images - mean) / std)`, mean and std per channel."""
+    """Compute `net((images - mean) / std)` of images (B, C, H, W) in [0, 1], with mean and std per channel."""
 
     mean: Tensor
     std: Tensor
@@ -40,7 +40,7 @@ class Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """The network's logits, shape (B, K)."""
+        """Return the logits of the network, shape (B, K)."""
         logits_BK: Tensor = self.net((images_BCHW - self.mean) / self.std)
         return logits_BK
 
@@ -68,7 +68,7 @@ def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
 
 
 def classifier_checksum(model: nn.Module, uri: str = GIVEN) -> str:
-    """sha256 of every parameter and buffer; for a function also of its source file, for a black box also of its URI."""
+    """Return the sha256 of all parameters and buffers, of the source file of a function, and of a black box's URI."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor):
@@ -76,7 +76,7 @@ def classifier_checksum(model: nn.Module, uri: str = GIVEN) -> str:
         sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     source = ClassifierSource.of(uri)
-    if source.scheme in ("py", "callable"):
+    if source.fact("target") == "factory":
         sha.update(source_of(find_function(source.target)))
     if source.is_black_box:
         sha.update(uri.encode())
@@ -85,7 +85,10 @@ def classifier_checksum(model: nn.Module, uri: str = GIVEN) -> str:
 
 @torch.no_grad()
 def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random: bool = False) -> int:
-    """Try the classifier on a few images and return its number of classes; a random one need not repeat its logits.
+    """Try the classifier on a few images and return its number of classes.
+
+    Args:
+        random: whether it may return other logits for the same images.
 
     Raises:
         BaseClassifierError: if the output is not (B, K) with K >= 2, not finite, not repeatable, depends on the
@@ -110,7 +113,7 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
 
 
 def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
-    """One pass, in which a black box really asks."""
+    """Compute one pass without the answers that a black box has kept."""
     if isinstance(model, BlackBoxClassifier):
         model.forget()
     return model(images_BCHW)
@@ -170,7 +173,7 @@ def _normalisers(model: nn.Module, n_channels: int) -> Iterator[tuple[str, nn.Mo
 
 
 def _range_received(model: nn.Module, module: nn.Module, images: Tensor) -> tuple[float, float]:
-    """Smallest and largest value that `module` is given in one pass; (0, 1) where it is not called."""
+    """Return the smallest and largest input of `module` in one pass, or (0, 1) if it is not called."""
     seen: list[Tensor] = []
 
     def watch(_: nn.Module, arguments: tuple[object, ...]) -> None:
@@ -202,7 +205,7 @@ class ModelSize:
 
 
 class _ConstantsOnCpu(TorchFunctionMode):
-    """Inside `torch.device("meta")`: constructors that look at numbers of a `linspace` (drop-path rates) still can."""
+    """Keep `torch.linspace` on the CPU under `torch.device("meta")`, because constructors read its numbers."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -214,7 +217,7 @@ class _ConstantsOnCpu(TorchFunctionMode):
 
 
 def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize | None:
-    """The size of the classifier that `uri` names; None for a black box. Library models are built without memory.
+    """Return the size of the classifier that `uri` names, or None for a black box. Library models need no memory.
 
     Raises:
         BaseClassifierError: if it cannot be built, or does not take images of that shape.
@@ -234,7 +237,7 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
 
 @torch.no_grad()
 def measure(model: nn.Module, image_shape: tuple[int, ...]) -> ModelSize:
-    """Count a module's parameters and the operations of one image; the module ends on the meta device."""
+    """Count the parameters of a module and the operations on one image. This moves the module to the meta device."""
     counter = FlopCounterMode(display=False)
     model = model.to("meta").eval()
     with counter:

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import requests
 import torch
+import urllib3
 from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS
@@ -43,11 +45,13 @@ _BUSY_STATUS, _FAILED_STATUS = (429, 502, 503, 504), 500
 _MOST_FAILURES = 3  # responses of 500: the service runs and fails on this batch
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0  # seconds between tries
 
+_HEADERS = {"Content-Type": "application/x-npy", "Accept": "application/x-npy, application/json"}
+
 Answer = Callable[[np.ndarray[Any, Any]], Any]
 
 
 class BlackBoxClassifier(nn.Module):
-    """A classifier without gradients: asked in batches, and for each image once while its answer is kept.
+    """A classifier without gradients. It receives batches and keeps its latest answers per image.
 
     Args:
         ask: images (B, C, H, W), float32 in [0, 1] -> logits (B, K), or classes (B,).
@@ -60,7 +64,7 @@ class BlackBoxClassifier(nn.Module):
         self._known: OrderedDict[bytes, np.ndarray[Any, Any]] = OrderedDict()
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits (B, K), float32, without a gradient; a class answer counts as CERTAIN_LOGIT for that class.
+        """Return logits (B, K), float32, without a gradient. A returned class has the logit CERTAIN_LOGIT.
 
         Raises:
             BaseClassifierError: if the answer is not one row or class per image, or the service fails.
@@ -83,7 +87,7 @@ class BlackBoxClassifier(nn.Module):
         return torch.from_numpy(logits_BK).to(images_BCHW.device)
 
     def forget(self) -> None:
-        """Ask again for images that were answered before."""
+        """Delete the answers that are kept."""
         self._known.clear()
 
     def _asked(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -113,7 +117,7 @@ class BlackBoxClassifier(nn.Module):
              forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
              gradients=False)  # fmt: skip
 def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
-    """Wrap a function of numpy arrays; the URI's options are its keyword arguments."""
+    """Wrap a function of numpy arrays. The options of the URI are its keyword arguments."""
     function, options = find_function(uri.target), keyword_arguments(uri)
     return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
 
@@ -123,7 +127,7 @@ def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
 @CLASSIFIERS("https", describes="the same, encrypted", order=11, forms=("https://...",), target="host",
              any_option=True, gradients=False)  # fmt: skip
 def load_service(uri: ClassifierSource) -> BlackBoxClassifier:
-    """The service at the URI; its query belongs to it."""
+    """Return the service at the URI, which receives the query of the URI."""
     n_classes = _n_classes(uri)
     return BlackBoxClassifier(HttpService(uri.text.partition("#")[0], n_classes), n_classes)
 
@@ -140,7 +144,7 @@ def _n_classes(uri: ClassifierSource) -> int | None:
 
 
 class HttpService:
-    """POSTs batches to `url`; overload and lost connections are tried again with growing pauses, for a bounded time.
+    """Sends batches to `url` by POST, and repeats requests for a limited time if the service is overloaded or away.
 
     Args:
         url: address for the requests.
@@ -148,15 +152,11 @@ class HttpService:
     """
 
     def __init__(self, url: str, n_classes: int | None = None) -> None:
-        import requests
-        import urllib3
-
         self.url, self.n_classes, self._answered = url, n_classes, False
-        self._failures = (requests.RequestException, urllib3.exceptions.HTTPError, OSError)
         self._session = requests.Session()
 
     def __call__(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The service's logits or classes for a batch.
+        """Return the logits or classes of the service for a batch.
 
         Raises:
             BaseClassifierError: if it cannot be reached, refuses, or returns neither .npy nor such JSON.
@@ -176,39 +176,31 @@ class HttpService:
         return rows
 
     def _content(self, body: bytes, n_images: int) -> bytes:
-        """Repeat the request until it succeeds or patience ends, and return the bytes of the answer."""
+        """Repeat the request until it succeeds or the time is over, and return the bytes of the answer.
+
+        Raises:
+            BaseClassifierError: if it does not succeed, or for an answer that is too long or too slow.
+        """
         started, failures, wait = time.monotonic(), 0, _FIRST_WAIT
         patience = _PATIENCE if self._answered else _FIRST_PATIENCE
         while True:
-            status, result = self._posted(body, n_images)
-            if status == 200 and isinstance(result, bytes):
-                return result
+            try:
+                with self._session.post(
+                    self.url, body, headers=_HEADERS, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS), stream=True,
+                    allow_redirects=False,
+                ) as response:  # fmt: skip
+                    if response.status_code == 200:
+                        return b"".join(self._within_limits(response.raw, n_images))
+                    status, reason = response.status_code, f"{response.status_code} {response.reason}"
+            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                status, reason = 0, f"{type(error).__name__}: {error}"
             failures += status == _FAILED_STATUS
-            hopeless = status == _FAILED_STATUS and failures >= _MOST_FAILURES
-            passing = status in (None, _FAILED_STATUS, *_BUSY_STATUS) and not hopeless
+            passing = status in (0, *_BUSY_STATUS) or (status == _FAILED_STATUS and failures < _MOST_FAILURES)
             waited = time.monotonic() - started
             if not passing or waited + wait > patience:
-                raise BaseClassifierError(f"{self.url} does not answer: {result!s} (tried for {waited:.0f} s)")
+                raise BaseClassifierError(f"{self.url} does not answer: {reason} (tried for {waited:.0f} s)")
             time.sleep(wait * random.SystemRandom().uniform(0.5, 1))
             wait = min(2 * wait, _LONGEST_WAIT)
-
-    def _posted(self, body: bytes, n_images: int) -> tuple[int | None, bytes | str]:
-        """(200, the answer), or (status or None if the connection failed, the reason).
-
-        Raises:
-            BaseClassifierError: for an answer that is too long or too slow.
-        """
-        headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy, application/json"}
-        timeout = (_CONNECT_SECONDS, _ANSWER_SECONDS)
-        try:
-            with self._session.post(
-                self.url, body, headers=headers, timeout=timeout, stream=True, allow_redirects=False
-            ) as response:
-                if response.status_code != 200:
-                    return int(response.status_code), f"{response.status_code} {response.reason}"
-                return 200, b"".join(self._within_limits(response.raw, n_images))
-        except self._failures as error:
-            return None, f"{type(error).__name__}: {error}"
 
     def _within_limits(self, raw: Any, n_images: int) -> Iterator[bytes]:
         """Yield the answer block by block, and raise if it is longer or slower than any answer to that many images."""
@@ -226,7 +218,7 @@ class HttpService:
 
 
 def decode_answer(content: bytes) -> np.ndarray[Any, Any]:
-    """Numbers of one or two axes from .npy or JSON.
+    """Read logits or classes from .npy or JSON.
 
     Raises:
         ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, MemoryError: for anything else.

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import requests
+import urllib3
+
 from ..config.uris import Missing
 from ..errors import BaseClassifierError, MixedNutsError
 
@@ -39,21 +42,21 @@ _ARCHIVE = ".tar.gz"
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """No warnings and nothing on stdout from other people's imports and constructors."""
+    """Hide the warnings and the output of other libraries in the block."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
 def import_quietly(name: str) -> ModuleType:
-    """Import a module of timm or torchvision, whose first import warns of what is deprecated in PyTorch."""
+    """Import a module, such as timm, whose import warns of deprecated parts of PyTorch."""
     with quietly():
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def tensors_only() -> Iterator[None]:
-    """Other libraries' `torch.load` reads tensors and never code, whatever they ask for."""
+    """Let `torch.load` of other libraries read only tensors in the block, whatever its arguments are."""
     before = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
     try:
@@ -66,7 +69,7 @@ def tensors_only() -> Iterator[None]:
 
 
 def load_weights(model: "nn.Module", path: Path) -> "nn.Module":
-    """Put the tensors of a .safetensors or PyTorch file into `model`, every one of them.
+    """Load all tensors of a .safetensors or PyTorch file into `model`.
 
     Raises:
         BaseClassifierError: for a file that is not a checkpoint, or one of another architecture.
@@ -80,7 +83,7 @@ def load_weights(model: "nn.Module", path: Path) -> "nn.Module":
 
 
 def read_state_dict(path: Path) -> "dict[str, Tensor]":
-    """The named tensors of a checkpoint, out of its usual wrappings and without the prefixes of parallel training.
+    """Return the named tensors of a checkpoint, without the usual outer keys and the prefixes of parallel training.
 
     Raises:
         BaseClassifierError: for a missing or damaged file, an HTML page or Git LFS pointer saved as one, or pickled
@@ -107,7 +110,7 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise, by its first bytes, for a file that is missing or that a failed download left."""
+    """Raise BaseClassifierError for a missing file, and for one that begins as a failed download does."""
     if not path.is_file():
         raise BaseClassifierError(f"there is no checkpoint {path.absolute()}")
     with path.open("rb") as file:
@@ -194,10 +197,7 @@ def _from_server(item: Missing, on_bytes: Callable[[int, int], None]) -> str:
 
 
 def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -> None:
-    """Append to `part` until the server has sent the whole file; after a lost connection, continue where it broke."""
-    import requests
-    import urllib3
-
+    """Download the file to `part`, and resume after a lost connection."""
     for attempt in range(_TRIES):
         have = part.stat().st_size if part.exists() else 0
         headers = {"Range": f"bytes={have}-"} if have else {}
@@ -223,7 +223,7 @@ def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -
 
 
 def _from_hub(item: Missing) -> str:
-    """The hub's own client: it resumes, checks and puts the file into its cache."""
+    """Download a file by the client of the hub, which resumes, verifies and caches it."""
     repository, _, name = item.url.removeprefix("hf://").rpartition("/")
     hub = import_quietly("huggingface_hub")
     try:

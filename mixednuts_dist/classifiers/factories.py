@@ -1,9 +1,10 @@
 """Classifiers that a function makes: your function (`py:`, `callable:`), or the package's for digits (`demo:`).
 
-`demo:std` is accurate and fragile, `demo:rob` and `demo:rob_light` robust, `demo:noisy` right under normal noise, which
-is what certificates by smoothing ask for. Each is three small convolutions and a
-linear layer, without batch normalization: a CPU core takes tens of thousands of forward and backward passes a second
-through them. `demo_training` made the weights in `weights/`.
+`demo:std` is accurate and not robust. `demo:rob` is robust. `demo:rob_light` is smaller and was trained at a smaller
+radius, for studies that compare robust classifiers. `demo:noisy` was trained with normal noise of standard deviation
+0.25, for certificates by smoothing. Each has three small convolutions and a linear layer, without batch
+normalization, so a CPU core computes tens of thousands of forward and backward passes per second.
+`tools/demo_training.py` made the weights in `weights/`.
 """
 
 import hashlib
@@ -27,11 +28,9 @@ from ..config.uris import ClassifierSource, split_factory
 from ..errors import BaseClassifierError
 
 DEMO_EPS = 0.15
-"""Linf radius, in units of the pixel range, at which the pair's robust figures are stated and the demo attacks it."""
+"""Linf radius of the demo, in units of the pixel range."""
 
-STD_WIDTHS = (16, 32)
-ROB_WIDTHS = (16, 32)
-ROB_LIGHT_WIDTHS = (12, 24)
+DEMO_WIDTHS = {"std": (16, 32), "rob": (16, 32), "rob_light": (12, 24), "noisy": (16, 32)}
 
 _PIXEL_MEAN = 0.307  # training half
 _PIXEL_STD = 0.377
@@ -47,7 +46,7 @@ def load_factory(uri: ClassifierSource) -> Any:
 
 
 def keyword_arguments(uri: ClassifierSource) -> dict[str, Any]:
-    """The options, their values read as YAML: `?bias=2.5&names=[a,b]`.
+    """Return the options with their values read as YAML: `?bias=2.5&names=[a,b]`.
 
     Raises:
         BaseClassifierError: for a value that is not YAML.
@@ -61,7 +60,7 @@ def keyword_arguments(uri: ClassifierSource) -> dict[str, Any]:
 
 
 def find_function(target: str) -> Callable[..., Any]:
-    """The function that "package.module:name" or "path/to/file.py:name" names.
+    """Import the function "package.module:name" or "path/to/file.py:name".
 
     Raises:
         BaseClassifierError: if the module cannot be imported, or has no such function (those it has are listed).
@@ -75,17 +74,16 @@ def find_function(target: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def without_weights_argument(uri: str) -> str | None:
-    """A factory's URI with `weights=null`, where the factory takes `weights`: it then builds the bare architecture."""
-    parsed = ClassifierSource.of(uri)
-    if parsed.scheme != "py" or "weights" not in inspect.signature(find_function(parsed.target)).parameters:
+def without_weights_argument(source: ClassifierSource) -> str | None:
+    """Return the URI with `weights=null`, which builds the bare network, or None if the function takes no `weights`."""
+    if not source.is_factory or "weights" not in inspect.signature(find_function(source.target)).parameters:
         return None
-    kept = [f"{key}={quote(value)}" for key, value in parsed.options if key != "weights"]
-    return f"py:{parsed.target}?{'&'.join([*kept, 'weights=null'])}"
+    kept = [f"{key}={quote(value)}" for key, value in source.options if key != "weights"]
+    return f"{source.scheme}:{source.target}?{'&'.join([*kept, 'weights=null'])}"
 
 
 def source_of(function: Callable[..., Any]) -> bytes:
-    """Return the source file that defines a function; empty if there is none."""
+    """Return the content of the source file of a function, or nothing if it has none."""
     try:
         file = inspect.getsourcefile(function)
     except TypeError:
@@ -113,7 +111,7 @@ def _module_from_file(path: Path) -> ModuleType:
 
 
 class DigitsNet(nn.Module):
-    """Images (B, 1, 8, 8) in [0, 1] to logits (B, 10); the normalization is inside.
+    """A classifier of images (B, 1, 8, 8) in [0, 1] with normalization inside.
 
     Args:
         widths: channels of the first convolution, and of the second and third.
@@ -134,7 +132,7 @@ class DigitsNet(nn.Module):
         )
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits of shape (B, 10)."""
+        """Return logits of shape (B, 10)."""
         logits_BK: Tensor = self.layers((images_BCHW - _PIXEL_MEAN) / _PIXEL_STD)
         return logits_BK
 
@@ -143,38 +141,29 @@ class DigitsNet(nn.Module):
              forms=("demo:std", "demo:rob", "demo:rob_light", "demo:noisy"),
              target="std|rob|rob_light|noisy")  # fmt: skip
 def load_demo(uri: ClassifierSource) -> DigitsNet:
-    """The embedded classifier of that name."""
-    return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light, "noisy": demo_noisy}[uri.target]()
+    """Return the embedded classifier of that name, frozen, in eval mode, and on the CPU."""
+    return _packaged(uri.target)
 
 
 def demo_std() -> DigitsNet:
-    """The standard classifier (`demo:std`), frozen, in evaluation mode, on the CPU."""
-    return _load_packaged("demo_std.safetensors", STD_WIDTHS)
+    """Return `demo:std`."""
+    return _packaged("std")
 
 
 def demo_rob() -> DigitsNet:
-    """The robust classifier (`demo:rob`), frozen, in evaluation mode, on the CPU."""
-    return _load_packaged("demo_rob.safetensors", ROB_WIDTHS)
+    """Return `demo:rob`."""
+    return _packaged("rob")
 
 
-def demo_rob_light() -> DigitsNet:
-    """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones."""
-    return _load_packaged("demo_rob_light.safetensors", ROB_LIGHT_WIDTHS)
-
-
-def demo_noisy() -> DigitsNet:
-    """A classifier trained with noise of standard deviation 0.25, for certificates by smoothing (`demo:noisy`)."""
-    return _load_packaged("demo_noisy.safetensors", ROB_WIDTHS)
-
-
-def _load_packaged(file_name: str, widths: tuple[int, int]) -> DigitsNet:
+def _packaged(name: str) -> DigitsNet:
+    file, widths = f"demo_{name}.safetensors", DEMO_WIDTHS[name]
     classifier = DigitsNet(widths)
     try:
-        blob = resources.files(__package__).joinpath("weights", file_name).read_bytes()
+        blob = resources.files(__package__).joinpath("weights", file).read_bytes()
         classifier.load_state_dict(safetensors.torch.load(blob))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise BaseClassifierError(
-            f"the packaged weights {file_name} cannot be loaded into widths={widths}: {error}. "
-            "Reinstall the package, or make them again with `python -m tools.demo_training` in the repository"
+            f"the packaged weights {file} cannot be loaded into widths={widths}: {error}. Reinstall the package, or "
+            "make them again with `python -m tools.demo_training` in the repository"
         ) from error
     return classifier.eval().requires_grad_(False)

@@ -24,7 +24,7 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which
 
 
 def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missing]:
-    """Yield what the local cache of the Hugging Face hub lacks; one file of each list of `needed` must be in it."""
+    """Yield the first file of each list of `needed` of which the local cache of the Hugging Face hub has no file."""
     hub = import_quietly("huggingface_hub")
     for names in needed:
         if not any(isinstance(hub.try_to_load_from_cache(repository, name), str) for name in names):
@@ -55,7 +55,7 @@ def _missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
 
 
 def missing_checkpoint(url: str, what: str, folder: Path | None = None) -> Iterator[Missing]:
-    """PyTorch's cache by default: a file by the name that it has at its address, often with digits of its sha256."""
+    """Yield the file of `url` if it is not in `folder`, by default PyTorch's cache. Its name may contain its sha256."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch"
     name = url.rpartition("/")[2]
     path = (folder or Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "hub" / "checkpoints") / name
@@ -107,7 +107,7 @@ def _url_in(tree: ast.Module, name: str, weights: str) -> str | None:
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_from_timm)
 def load_timm(uri: ClassifierSource) -> "Normalized":
-    """A timm model: its default pretrained weights, `checkpoint=FILE`, or `weights=none`.
+    """Build a timm model with its pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
     Raises:
         BaseClassifierError: for an unknown name (close ones are listed), or weights that are not available.
@@ -131,7 +131,7 @@ def load_timm(uri: ClassifierSource) -> "Normalized":
              target="repository", options={"num_classes": ("number", "of the last layer")}, downloads=True)  # fmt: skip
 @with_missing(lambda uri: missing_hub_files(uri.target, ("config.json",), _HUB_FILES))
 def load_hub(uri: ClassifierSource) -> "Normalized":
-    """A model of the Hugging Face hub that timm can build, from the local cache or the network.
+    """Build a timm model of the Hugging Face hub, from the local cache or the network.
 
     Raises:
         BaseClassifierError: if the hub has no such timm model, or cannot be reached.
@@ -149,7 +149,7 @@ def load_hub(uri: ClassifierSource) -> "Normalized":
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_from_torchvision)
 def load_torchvision(uri: ClassifierSource) -> "Normalized":
-    """A torchvision classifier: `weights=NAME` (DEFAULT by default), `checkpoint=FILE`, or `weights=none`.
+    """Build a torchvision classifier with `weights=NAME` (by default DEFAULT), `checkpoint=FILE`, or `weights=none`.
 
     Raises:
         BaseClassifierError: for an unknown model or weights name (the valid ones are listed), or a failed download.
@@ -175,7 +175,7 @@ def load_torchvision(uri: ClassifierSource) -> "Normalized":
 
 
 def _normalized(net: "nn.Module") -> "Normalized":
-    """Mean and std from the configuration that timm keeps with the weights."""
+    """Add the normalization that timm records for the weights."""
     from .base_classifiers import Normalized
 
     config: Any = net.pretrained_cfg
@@ -196,17 +196,14 @@ def _n_classes(uri: ClassifierSource) -> dict[str, int]:
 
 @contextlib.contextmanager
 def downloads(uri: ClassifierSource) -> Iterator[None]:
-    """Let a library download tensors only; the error explains what to do without a network."""
+    """Let a library download only tensors in the block. The error explains how to work without a network."""
     try:
         with quietly(), tensors_only():
             yield
     except (OSError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        other = (
-            ""
-            if uri.scheme in ("hf", "openclip")
-            else f", or give a local file, {uri.scheme}:{uri.target}?checkpoint=FILE"
-        )
+        local = f", or give a local file, {uri.scheme}:{uri.target}?checkpoint=FILE"
+        other = local if "checkpoint" in uri.fact("options", {}) else ""
         raise BaseClassifierError(
             f"the weights are not in the local cache and cannot be downloaded ({reason}). "
             f"Load them once on a machine with a network and copy its cache (HF_HOME, TORCH_HOME){other}"

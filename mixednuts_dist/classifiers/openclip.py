@@ -58,7 +58,7 @@ def _missing_files(uri: ClassifierSource) -> Iterator[Missing]:
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_files)
 def load_openclip(uri: ClassifierSource) -> "nn.Module":
-    """The zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
+    """Build the zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
 
     Raises:
         BaseClassifierError: if open_clip is not installed or has no such model or weights, the weights are not

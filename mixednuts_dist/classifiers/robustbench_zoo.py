@@ -1,13 +1,12 @@
-"""RobustBench: its package made importable, and `robustbench:MODEL?dataset=cifar10&threat=Linf`.
+"""Import RobustBench, and load `robustbench:MODEL?dataset=cifar10&threat=Linf`.
 
-The models are its own classes with its own weights. Nothing is fetched behind one's back, least of all by each of a
-hundred workers: if weights are missing, the error has the command. Options: `model_dir` (RobustBench's layout below
-it: `<dataset>/<threat>/<MODEL>.pt`), `weights=none&seed=0` (random weights), and, for Bai2024MixedNUTS alone,
-`part=std`: the published standard classifier (the robust one is a model of the zoo).
+The models are RobustBench's classes with its weights. Workers never download weights: if some are missing, the error
+has the command. Options: `model_dir` (with `<dataset>/<threat>/<MODEL>.pt`), `weights=none&seed=0` (random weights),
+and, for Bai2024MixedNUTS alone, `part=std`, the published standard classifier. Its robust classifier is a model of the
+zoo.
 
-robustbench 1.1.1 imports `autoattack`, while it depends on pyautoattack, which is the same code under another name and
-with other arguments; it imports pkg_resources, which setuptools dropped in version 81 (hence the pin); and its classes
-print what they build.
+robustbench 1.1.1 imports `autoattack` but depends on pyautoattack, the same code with another name and other arguments.
+It also imports pkg_resources, which setuptools 81 removed (hence the pin), and its classes print messages.
 """
 
 import ast
@@ -50,7 +49,7 @@ _SOURCE_NAMES = {"Linf": "linf", "L2": "l2", "corruptions": "common_corruptions"
 
 
 def import_robustbench(name: str = "robustbench") -> ModuleType:
-    """Import robustbench or one of its modules; after it, `import robustbench` works everywhere in this process.
+    """Import robustbench or one of its modules. Then `import robustbench` works everywhere in this process.
 
     `robustbench.eval.benchmark(model, eps=8 / 255, ...)` works too: the `autoattack` that it finds takes the arguments
     that it passes.
@@ -71,7 +70,7 @@ def import_robustbench(name: str = "robustbench") -> ModuleType:
 
 
 def _alias_autoattack() -> None:
-    """The modules `autoattack` and `autoattack.state` from pyautoattack, called as the original is."""
+    """Add the modules `autoattack` and `autoattack.state`, which call pyautoattack with the original arguments."""
     published, state = import_quietly("pyautoattack"), import_quietly("pyautoattack.state")
 
     class AutoAttack(published.AutoAttack):  # type: ignore[misc,name-defined]
@@ -99,7 +98,7 @@ def _alias_autoattack() -> None:
 
 
 def robustbench_file(relative: str) -> Path:
-    """A file of the package, found without importing it."""
+    """Return the path of a file of the package without importing the package."""
     spec = importlib.util.find_spec("robustbench")
     if spec is None or not spec.submodule_search_locations:
         raise BaseClassifierError("robustbench is not installed: pip install robustbench")
@@ -160,7 +159,7 @@ def _missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
              random_weights=True, downloads=True)  # fmt: skip
 @with_missing(_missing_weights)
 def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
-    """The model with its published weights, or with `weights=none` as its constructor leaves it.
+    """Build the model with its published weights, or for `weights=none` with random ones.
 
     Raises:
         BaseClassifierError: for an unknown name (close ones are listed), or weights that are missing or no weights,
@@ -193,7 +192,7 @@ def _is_whole_mixture(uri: ClassifierSource) -> bool:
 
 
 def _parts(uri: ClassifierSource) -> tuple[ClassifierSource, ClassifierSource]:
-    """The URIs of the base classifiers of the published mixed classifier.
+    """Return the base classifiers "std" and "rob" of the published mixed classifier.
 
     Raises:
         BaseClassifierError: if nothing is published for the threat model.
@@ -217,7 +216,7 @@ def _published_mixture(uri: ClassifierSource) -> "nn.Module":
 
 
 def random_zoo_model(uri: ClassifierSource) -> "nn.Module":
-    """The model's class as its constructor leaves it."""
+    """Build the model with random weights."""
     dataset, entry = _benchmark(uri)[0], _entry(uri)
     with quietly():
         if uri.option("part") is not None:
@@ -230,7 +229,7 @@ def random_zoo_model(uri: ClassifierSource) -> "nn.Module":
 
 
 def _published_std(dataset: str) -> "nn.Module":
-    """The class of the published std: BiT ResNet-152x2 on CIFAR, ConvNeXt V2-L (without normalization) on ImageNet."""
+    """Build the published std: BiT ResNet-152x2 on CIFAR, ConvNeXt V2-L (without normalization) on ImageNet."""
     if dataset == "imagenet":
         make: Callable[..., nn.Module] = import_robustbench(f"{_ARCHITECTURES}.convnext_v2").convnextv2_large
         return make(num_classes=_N_CLASSES[dataset])
@@ -274,7 +273,7 @@ def _weight_files(uri: ClassifierSource, drive_ids: str | list[str] | None) -> l
 
 
 def _with_tensors(model: "nn.Module", path: Path) -> "nn.Module":
-    """The published part's weights; only constants that its class already holds may be missing from the file."""
+    """Load the weights of the published `std`. Only constants that its class sets may be missing from the file."""
     missing, unexpected = model.load_state_dict(read_state_dict(path), strict=False)
     absent = set(missing) - _UNUSED_BY_FORWARD
     if absent or unexpected:

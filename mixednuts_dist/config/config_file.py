@@ -101,20 +101,6 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     node[last] = read_yaml(text, f"--set {shortened(override)}")
 
 
-def read_run_yaml(content: bytes) -> Any:
-    """Return the value of the `run.yaml` of a run.
-
-    Raises:
-        ValueError: if it is not YAML, is nested too deeply, or has too many values.
-    """
-    try:
-        found = yaml.safe_load(content)
-        _size(found, {})
-    except (yaml.YAMLError, RecursionError, OverflowError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    return found
-
-
 def _size(value: Any, known: dict[int, int]) -> int:
     """Count the values, and count a shared value (`*name`) wherever it occurs.
 

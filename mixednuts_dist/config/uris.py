@@ -31,6 +31,7 @@ from pydantic import GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrap
 from pydantic_core import CoreSchema, core_schema
 
 from ..errors import BaseClassifierError, DatasetError, MissingExtra, MixedNutsError
+from .config_file import shortened
 from .register import CLASSIFIERS, DATASETS, Entry, Register
 
 PREPROCESS = re.compile(r"(?=.)(?:(?P<cubic>Bicubic)?Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")
@@ -52,8 +53,6 @@ _KINDS: dict[str, tuple[str | re.Pattern[str], str]] = {  # what a value must ma
     ),
 }
 _PATHS = ("file", "folder", "place")
-_SHORT = 80  # characters of a value in a message
-
 _WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # file name extensions of checkpoints
 
 GIVEN = "given"  # scheme that a run writes for an object that the caller passed instead of a URI
@@ -194,7 +193,7 @@ class Source(Located):
         entry = self.entry
         if entry is None:
             raise self.error(self._unknown(key))
-        where, kind = f"{key}={_without_password(self)!r}", entry.facts.get("target", "any")
+        where, kind = f"{key}={shortened(self.text)}", entry.facts.get("target", "any")
         if reason := _wrong_value(self.target, kind):
             raise self.error(f"{where}: {self.target!r} {reason}; valid forms: {', '.join(_forms(entry))}")
         if kind == "host":
@@ -264,12 +263,12 @@ class Source(Located):
     def _unknown(self, key: str) -> str:
         """Return the message for an unknown scheme."""
         suffix, names = Path(self.target or self.scheme).suffix[1:], self.register.names()
-        unknown = f"{key}={_short(self)!r} is not a known form"
+        unknown = f"{key}={shortened(self.text)} is not a known form"
         if suffix in names:  # a file name without a scheme
-            return f"{unknown}; did you mean '{suffix}:{_short(self)}'?"
+            return f"{unknown}; did you mean {shortened(f'{suffix}:{self}')}?"
         if suffix and f".{suffix}" in _WEIGHTS and self.register is CLASSIFIERS:
             return (
-                f"{key}={_short(self)!r} is a file of weights, which does not name the network. Write a function "
+                f"{key}={shortened(self.text)} is a file of weights, which does not name the network. Write a function "
                 f"that builds it and loads them, and give {key}: py:nets.py:{key}. `mixednuts init` writes this "
                 f"nets.py to start from:\n\n{TWO_CHECKPOINTS}"
             )
@@ -290,7 +289,7 @@ class Source(Located):
         except ValueError:  # an open bracket, or a port that is not a number
             named = None
         if not named:
-            raise self.error(f"{key}={_short(self)!r}: no host; valid forms: {', '.join(self.fact('forms'))}")
+            raise self.error(f"{key}={shortened(self.text)}: no host; valid forms: {', '.join(self.fact('forms'))}")
         if address.username or address.password:
             raise self.error(
                 f"{key}: the URL of {address.hostname} holds a user name or password, which would be written into "
@@ -320,10 +319,15 @@ class ClassifierSource(Source):
     register, error = CLASSIFIERS, BaseClassifierError
 
     @property
+    def is_factory(self) -> bool:
+        """Whether it is a function that returns a torch module."""
+        return self.fact("target") == "factory" and not self.is_black_box
+
+    @property
     def code_file(self) -> str:
         """The Python file of the form `py:FILE.py:FUNCTION`, or ""."""
-        module = split_factory(self.target)[0] if self.scheme == "py" else ""
-        return module if module.endswith(".py") else ""
+        module = split_factory(self.target)[0]
+        return module if self.is_factory and module.endswith(".py") else ""
 
     def without_weights(self) -> Self | None:
         """Return the same network with random weights, and None for forms that always load weights."""
@@ -356,7 +360,7 @@ def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> 
 
 def needs_trust(run: str, outside: Mapping[str, str], ask: str = "pass --trust-code, or the configuration file") -> str:
     """Return the message about a run that names code, services or files outside its folder, by key."""
-    named = ", ".join(f"{key}: {_short(value)}" for key, value in outside.items())
+    named = ", ".join(f"{key}: {shortened(value)}" for key, value in outside.items())
     return f"{run} references resources outside its folder ({named}). Review them, then {ask}"
 
 
@@ -415,11 +419,3 @@ def _listed(what: str, valid: Sequence[str], written: str, names: Iterable[str])
 def _forms(entry: Entry) -> Sequence[str]:
     forms: Sequence[str] = entry.facts.get("forms") or (f"{entry.name}:...",)
     return forms
-
-
-def _without_password(uri: str) -> str:
-    return _short(re.sub(r"//[^/@]*@", "//...@", uri))
-
-
-def _short(text: str) -> str:
-    return str(text) if len(text) <= _SHORT else f"{text[:_SHORT]}..."

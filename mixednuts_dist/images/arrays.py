@@ -15,21 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..config.register import DATASETS
 from ..config.uris import DatasetSource, Missing, with_missing
 from ..errors import DatasetError
-from .indexed import Indexed
+from .datasets import Dataset
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
-
-DigitsSplit = Literal["train", "test"]
 
 CIFAR_ROOT = "data"
 N_TRAIN = 898  # rows 0..897 of the digits train; the remaining 899 test
@@ -50,8 +48,8 @@ _CIFAR_FILES = {
 
 
 @dataclass(frozen=True)
-class ArrayImages(Indexed):
-    """Images as one array, in memory or in an .npz file; channels first or last, uint8 or floats in [0, 1].
+class ArrayImages(Dataset):
+    """Images in one array, in memory or in an .npz file: channels first or last, uint8 or floats in [0, 1].
 
     Raises:
         DatasetError: if the arrays are not such images with one label per image.
@@ -70,15 +68,15 @@ class ArrayImages(Indexed):
         return len(self.labels)
 
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
-        """Images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
+        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
         return self._tensors(self.images[start:stop], self.labels[start:stop])
 
     def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
-        """Any images as float32 in [0, 1], and their labels."""
+        """Return any images as float32 in [0, 1], and their labels."""
         return self._tensors(self.images[list(indices)], self.labels[list(indices)])
 
     def checksum(self, n: int) -> str:
-        """sha256 of the first `n` images and labels."""
+        """Return the sha256 of the first `n` images and labels."""
         sha = hashlib.sha256(np.ascontiguousarray(self.labels[:n]).tobytes())
         for start in range(0, n, _CHUNK):
             sha.update(np.ascontiguousarray(_channels_first(self.images[start : min(start + _CHUNK, n)])).tobytes())
@@ -96,35 +94,29 @@ class ArrayImages(Indexed):
 @DATASETS("digits", describes="the test half of scikit-learn's digits", order=1, forms=("digits",), target="nothing",
           image_shape=(1, 8, 8))  # fmt: skip
 def open_digits(_: DatasetSource) -> ArrayImages:
-    """The 899 images that the demo's classifiers were not trained on."""
+    """Open the 899 images that are not training images of the demo classifiers."""
     images, labels = load_digits_split("test")
     return ArrayImages("digits", images.numpy(), labels.numpy())
 
 
-def load_digits_split(split: DigitsSplit) -> "tuple[Tensor, Tensor]":
-    """Read one half of the digits; an image's sample id is its row in what this returns.
+def load_digits_split(split: Literal["train", "test"]) -> "tuple[Tensor, Tensor]":
+    """Read one half of the digits. The sample id of an image is its row in the half.
 
-    The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data:
-    about 130 from each of 13 people, and the rows, to judge by the rhythm of their labels, keep each person's together.
-    A cut at one row therefore separates people: the images of every writer but one are on one side only. A
-    shuffled split would put every hand on both sides and flatter the accuracies.
+    The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data,
+    about 130 from each of 13 people. The labels suggest that the rows of each person are together, so a cut at one row
+    separates people: the images of all writers except one are on one side. A shuffled split would put every writer on
+    both sides, and the accuracies would be too high.
 
     Args:
         split: "train" for the first 898 rows of `sklearn.datasets.load_digits`, "test" for the other 899.
 
     Returns:
         Images, float32 of shape (N, 1, 8, 8) in [0, 1] (multiples of 1/16), and labels, int64 of shape (N,).
-
-    Raises:
-        DatasetError: for any other split, or where scikit-learn is not installed.
     """
     import torch
 
-    if split not in get_args(DigitsSplit):
-        raise DatasetError(f"digits has no split {split!r}; valid splits: {', '.join(get_args(DigitsSplit))}")
-    package = find_spec("sklearn")  # its table is read as a file: importing scikit-learn takes three seconds
-    if package is None or package.origin is None:
-        raise DatasetError("digits come with scikit-learn, which is not installed. Run: pip install scikit-learn")
+    package = find_spec("sklearn")  # its table is read as a file, because importing scikit-learn takes three seconds
+    assert package is not None and package.origin is not None
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 pixels, then the label
     rows = table[:N_TRAIN] if split == "train" else table[N_TRAIN:]
@@ -149,7 +141,7 @@ def _cifar_command(name: str, folder: Path) -> str:
           forms=("cifar100[:ROOT]",), image_shape=(3, 32, 32), downloads=True)  # fmt: skip
 @with_missing(_missing_cifar)
 def open_cifar(uri: DatasetSource) -> ArrayImages:
-    """The test split under ROOT.
+    """Open the test split in ROOT.
 
     Raises:
         DatasetError: if it is missing, with the command that downloads it.
@@ -191,7 +183,7 @@ def open_npz(uri: DatasetSource) -> ArrayImages:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One array of an .npz file, sliced along its first axis without reading the rest into memory.
+    """One array of an .npz file. A slice along its first axis reads only that slice into memory.
 
     A compressed file (np.savez_compressed) is unpacked from its beginning up to the slice at every read.
     """
@@ -204,7 +196,7 @@ class StoredArray:
 
     @classmethod
     def of(cls, path: Path, member: str) -> "StoredArray":
-        """Read the array's header.
+        """Read the header of the array.
 
         Raises:
             ValueError: for Python objects, an unknown version, columns first (Fortran order), or fewer bytes than the
@@ -240,7 +232,7 @@ class StoredArray:
 
 
 def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return gray images (B, H, W), or images with their channels last, as (B, C, H, W)."""
+    """Return images as (B, C, H, W), from that shape, (B, H, W) or (B, H, W, C)."""
     if images.ndim == 3:
         return images[:, None]
     if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
@@ -249,7 +241,7 @@ def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels: np.ndarray[Any, Any]) -> None:
-    """Raise unless shape, pixel type, and range are known and there is one label per image."""
+    """Check the shape, type and range of the pixels, and that each image has a label."""
     if images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(labels) or 0 in images.shape:
         raise DatasetError(f"{uri}: images {images.shape} and labels {labels.shape} are not N images with N labels")
     whole = np.issubdtype(labels.dtype, np.integer)

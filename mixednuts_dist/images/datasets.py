@@ -4,41 +4,49 @@ An image's sample id is its index in the split, whatever the run asks for.
 """
 
 import hashlib
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..config.uris import DatasetSource
 from ..errors import DatasetError
 
+if TYPE_CHECKING:  # missing files are listed without PyTorch
+    from torch import Tensor
+
 
 class Dataset(Protocol):
-    """An opened split; the images lie on disk or in a bucket until they are read."""
+    """An opened split. Its images remain on disk or in a bucket until they are read.
 
-    @property
-    def uri(self) -> str:
-        """The URI that it was opened by."""
+    It feeds a `torch.utils.data.DataLoader`.
+    """
 
-    @property
-    def labels(self) -> np.ndarray[Any, Any]:
-        """All labels, int64 of shape (N,), without reading an image."""
+    uri: str
+    labels: np.ndarray[Any, Any]  # (N,) int64, known without reading an image
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """One image, float32 (C, H, W) in [0, 1], and its label; `indexed.Indexed` adds it to a class with `read`."""
+    def __getitem__(self, index: int) -> "tuple[Tensor, int]":
+        """Return one image, float32 (C, H, W) in [0, 1], and its label.
 
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Images `start` .. `stop - 1`, float32 in [0, 1] of shape (B, C, H, W), and their labels."""
+        Raises:
+            IndexError: for an index after the last image.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} images")
+        start = range(len(self))[index]
+        images, labels = self.read(start, start + 1)
+        return images[0], int(labels[0])
+
+    def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
+        """Return images `start` .. `stop - 1`, float32 in [0, 1] of shape (B, C, H, W), and their labels."""
 
     def checksum(self, n: int) -> str:
-        """sha256 of what the first `n` images and labels are read from; memory stays flat."""
+        """Return the sha256 of the data of the first `n` images and labels, in constant memory."""
 
 
 def labels_checksum(dataset: Dataset) -> str:
-    """sha256 of all labels in order: cheap, and two different trees of files seldom share it."""
+    """Return the sha256 of all labels in order, a quick test for other files."""
     return hashlib.sha256(dataset.labels.astype(np.int64).tobytes()).hexdigest()
 
 
@@ -52,12 +60,14 @@ def open_dataset(uri: str) -> Dataset:
     return dataset
 
 
-def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
+def check_images(images_BCHW: "Tensor", labels_B: "Tensor", uri: str) -> None:
     """Check that a dataset has read float32 images in [0, 1] with their labels.
 
     Raises:
         DatasetError: with what was found.
     """
+    import torch
+
     if images_BCHW.dim() != 4 or images_BCHW.dtype != torch.float32 or labels_B.shape != images_BCHW.shape[:1]:
         raise DatasetError(
             f"{uri}: read images {tuple(images_BCHW.shape)} of {images_BCHW.dtype} and labels {tuple(labels_B.shape)}; "

@@ -20,7 +20,7 @@ from ..classifiers.robustbench_zoo import robustbench_file
 from ..config.register import DATASETS
 from ..config.uris import PREPROCESS, DatasetSource, Missing, with_missing
 from ..errors import DatasetError
-from .indexed import Indexed
+from .datasets import Dataset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +33,8 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class ImageFiles(Indexed):
-    """Files below a folder in a fixed order; `names` are their paths in it and stay with them as sample names."""
+class ImageFiles(Dataset):
+    """Image files in a folder. `names` are their paths in it, in a fixed order, and the names of the samples."""
 
     uri: str
     root: Path
@@ -45,18 +45,18 @@ class ImageFiles(Indexed):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes 0, 1, ..., if they are known."""
+        """Return the names of the classes 0, 1, ..., if they are known."""
         return tuple(self.name_classes())
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
-        """Images `start` .. `stop - 1` as float32 in [0, 1], and their labels; errors as in `take`."""
+        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels. Raises as `take`."""
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
-        """Any images as float32 in [0, 1], and their labels.
+        """Return any images as float32 in [0, 1], and their labels.
 
         Raises:
             DatasetError: for a file that is missing or no image, or images of different sizes.
@@ -76,7 +76,7 @@ class ImageFiles(Indexed):
         return pixels.float().div(255), torch.from_numpy(self.labels[list(indices)])
 
     def checksum(self, n: int) -> str:
-        """sha256 of the preprocessing, labels, names and bytes of the first `n` files."""
+        """Return the sha256 of the preprocessing, and of the labels, names and bytes of the first `n` files."""
         sha = hashlib.sha256(f"{self.preprocess}".encode() + self.labels[:n].tobytes())
         for name in self.names[:n]:
             sha.update(name.encode())
@@ -89,7 +89,7 @@ class ImageFiles(Indexed):
         return sha.hexdigest()
 
     def _decoded(self, name: str, prepare: "Callable[[Any], Tensor]") -> "Tensor":
-        """One image, uint8 of shape (3, H, W)."""
+        """Return one image, uint8 of shape (3, H, W)."""
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -105,7 +105,7 @@ class ImageFiles(Indexed):
           forms=("folder:ROOT[?preprocess=Res256Crop224]",), target="folder",
           options={"preprocess": ("preprocess", "Res256Crop224, Res224, Crop288, with any sizes")})  # fmt: skip
 def open_folder(uri: DatasetSource) -> ImageFiles:
-    """Class sub-folders, sorted by name as the classes 0, 1, ...; in each the files sorted by name.
+    """Open a folder with one sub-folder per class. Sub-folders (classes 0, 1, ...) and files are sorted by name.
 
     Raises:
         DatasetError: if no subfolder has an image.
@@ -140,12 +140,12 @@ def image_files(
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the sub-folders, sorted: the classes in order."""
+    """Return the sorted names of the sub-folders, which are the classes."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
-    """PIL image -> uint8 (3, H, W), as RobustBench's preprocessing of that name does it; "Res224" alone is a square."""
+    """Return RobustBench's preprocessing of that name, from a PIL image to uint8 (3, H, W). "Res224" makes a square."""
     from ..classifiers.checkpoints import import_quietly
 
     transforms = import_quietly("torchvision.transforms")
@@ -163,13 +163,13 @@ def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
 
 @cache
 def evaluation_names() -> tuple[str, ...]:
-    """RobustBench's list: "n09468604/ILSVRC2012_val_00015253.JPEG" and 4999 more."""
+    """Return the 5000 names of RobustBench's list, such as "n09468604/ILSVRC2012_val_00015253.JPEG"."""
     return tuple(robustbench_file("helper_files/imagenet_test_image_ids.txt").read_text().split())
 
 
 @cache
 def class_labels() -> dict[str, int]:
-    """WordNet id -> label."""
+    """Return WordNet id -> label."""
     labels: dict[str, int] = json.loads(robustbench_file("helper_files/imagenet_class_to_id_map.json").read_text())
     return labels
 
@@ -192,7 +192,7 @@ def _missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
           downloads=True)  # fmt: skip
 @with_missing(_missing_imagenet)
 def open_imagenet(uri: DatasetSource) -> ImageFiles:
-    """Those of RobustBench's 5000 images that are under ROOT, in its order and with its labels.
+    """Open the images of RobustBench's 5000 that are in ROOT, in its order and with its labels.
 
     ROOT is the validation folder with one sub-folder a class (n01440764, ...), or the folder above it with a `val`.
     Labels are the positions of the 1000 classes in WordNet order, as in RobustBench's loader, which takes them from
@@ -219,7 +219,7 @@ def open_imagenet(uri: DatasetSource) -> ImageFiles:
 
 
 def imagenet_class_names() -> Sequence[str]:
-    """The 1000 names in the order of the labels, as torchvision's weights list them."""
+    """Return the 1000 class names of torchvision's weights in the order of the labels."""
     from ..classifiers.checkpoints import import_quietly
 
     names: Sequence[str] = import_quietly("torchvision.models").ResNet18_Weights.DEFAULT.meta["categories"]

@@ -1,4 +1,4 @@
-"""`parquet:URI`: images that `mixednuts prepare` wrote, in a folder or a bucket; a worker reads only its own.
+"""Images that `mixednuts prepare` wrote (`parquet:URI`), in a folder or a bucket. A worker reads only its own images.
 
 A part is a Parquet file of uint8 images, rows of (label, name, image); `manifest.json` lists all parts with the sha256
 of their rows and all labels, so that opening the set reads nothing else. Layout version 1.
@@ -25,7 +25,7 @@ from ..config.register import DATASETS
 from ..config.uris import DatasetSource
 from ..errors import DatasetError, MissingArtifact, StoreError
 from ..storage.store import Store
-from .indexed import Indexed
+from .datasets import Dataset
 
 MANIFEST = "manifest.json"
 LAYOUT_VERSION = 1
@@ -48,7 +48,7 @@ class ImagePart:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json` as a whole."""
+    """The content of `manifest.json`."""
 
     source: str  # the URI that was prepared
     content_hash: str  # identifies the source's bytes, the order, and the size of the parts
@@ -63,7 +63,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: bytes) -> "Manifest":
-        """Parse a manifest; raises ValueError, KeyError or TypeError if it is not one of this version."""
+        """Parse a manifest. Raises ValueError, KeyError or TypeError for another content or version."""
         values = json.loads(content)
         if values.get("version") != LAYOUT_VERSION:
             raise ValueError(f"layout version {values.get('version')}; this release reads {LAYOUT_VERSION}")
@@ -82,13 +82,13 @@ class ImageRows:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Return (C, H, W)."""
         _, channels, height, width = self.images.shape
         return channels, height, width
 
     @cached_property
     def sha256(self) -> str:
-        """Checksum of shape, names, labels, and pixels."""
+        """Return the checksum of shape, names, labels and pixels."""
         sha = hashlib.sha256(json.dumps([list(self.images.shape), list(self.names)]).encode())
         sha.update(np.ascontiguousarray(self.labels, np.int64).tobytes())
         sha.update(np.ascontiguousarray(self.images).tobytes())
@@ -96,23 +96,22 @@ class ImageRows:
 
 
 @dataclass
-class ParquetImages(Indexed):
-    """An opened prepared set; the part that was read last is kept."""
+class ParquetImages(Dataset):
+    """An opened prepared dataset, which keeps the part that was read last."""
 
     uri: str
     store: Store
     manifest: Manifest
     _last: tuple[ImagePart, ImageRows] | None = field(default=None, repr=False)
 
-    @cached_property
-    def labels(self) -> np.ndarray[Any, Any]:
-        return np.array(self.manifest.labels, np.int64)
+    def __post_init__(self) -> None:
+        self.labels = np.array(self.manifest.labels, np.int64)
 
     def __len__(self) -> int:
         return len(self.manifest.labels)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Images `start` .. `stop - 1` as float32 in [0, 1], and their labels.
+        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels.
 
         Raises:
             DatasetError: naming the part that is missing, damaged or not the manifest's.
@@ -125,7 +124,7 @@ class ParquetImages(Indexed):
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
-        """sha256 of the manifest's checksums of the first `n` images; every read verifies the rows."""
+        """Return the sha256 of the checksums of the first `n` images in the manifest. Each read verifies its rows."""
         parts = [part.sha256 for part in self._parts(0, n)]
         return hashlib.sha256(json.dumps([n, parts]).encode() + self.labels[:n].tobytes()).hexdigest()
 
@@ -144,7 +143,7 @@ class ParquetImages(Indexed):
 @DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
           forms=("parquet:URI",), target="place")  # fmt: skip
 def open_parquet(uri: DatasetSource) -> ParquetImages:
-    """Open a prepared set by its manifest.
+    """Open a prepared dataset by its manifest.
 
     Raises:
         DatasetError: if the manifest is missing, with the command that makes one, or not readable.
@@ -168,7 +167,7 @@ def open_parquet(uri: DatasetSource) -> ParquetImages:
 
 
 def encode_part(rows: ImageRows, content_hash: str) -> bytes:
-    """Return the bytes of a part; `content_hash` identifies its preparation."""
+    """Return the bytes of a part. `content_hash` identifies its preparation."""
     columns = {
         "label": pa.array(np.ascontiguousarray(rows.labels, np.int64)),
         "name": pa.array(rows.names, pa.string()),
@@ -182,7 +181,7 @@ def encode_part(rows: ImageRows, content_hash: str) -> bytes:
 
 
 def decode_part(content: bytes) -> tuple[ImageRows, str]:
-    """Invert `encode_part`; raises Arrow's or Python's own errors if the bytes are damaged."""
+    """Return the rows and the content hash of a part. Damaged bytes raise errors of Arrow or Python."""
     table = pq.read_table(io.BytesIO(content))
     about = json.loads(table.schema.metadata[_METADATA])
     images = table.column("image").combine_chunks().flatten().to_numpy().reshape(-1, *about["shape"])
@@ -193,7 +192,7 @@ def decode_part(content: bytes) -> tuple[ImageRows, str]:
 
 
 def finished_part(store: Store, name: str, content_hash: str) -> ImageRows | None:
-    """The rows of a part that an earlier `prepare` of the same images left whole, else None."""
+    """Return the rows of a part that an earlier `prepare` of the same images finished, or None."""
     if not store.exists(name):
         return None
     try:
@@ -227,11 +226,11 @@ def _damaged(store: Store, part: ImagePart, reason: str) -> DatasetError:
 
 
 def balanced_order(labels: Iterable[int], seed: int) -> list[int]:
-    """The indices 0 .. N-1, shuffled within each class, the classes spread evenly over the whole length.
+    """Return the indices 0 .. N-1, shuffled within each class, with the classes spread evenly.
 
-    Where the r-th of a class's n images goes is (r + u) / n of the length, u in [0, 1) a constant of the class: a
-    stretch of w images holds n w / N of that class, give or take two. Only `seed` and the labels decide; no random
-    number generator whose next release could give another order.
+    The r-th of the n images of a class goes to (r + u) / n of the length, with a constant u in [0, 1) per class. Each
+    section of w images then has n w / N images of that class, up to two more or less. The order depends only on `seed`
+    and the labels, not on the version of a random number generator.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):
@@ -245,5 +244,5 @@ def balanced_order(labels: Iterable[int], seed: int) -> list[int]:
 
 
 def _uniform(key: str) -> float:
-    """A number in [0, 1) that looks random and depends on `key` alone."""
+    """Return a pseudorandom number in [0, 1) that depends only on `key`."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / _RESOLUTION

@@ -29,14 +29,14 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class GivenPoints:
-    """Points as they were read; float32, or uint8 that counts 255ths."""
+    """Adversarial images from a file: float32, or uint8 in 255ths."""
 
     path: str
     x_adv_NCHW: Tensor
     rows: Mapping[int, int]  # sample id -> row
 
     def require_of(self, n_images: int, x_BCHW: Tensor) -> None:
-        """Refuse points of other images than a run's `n_images`, of which `x_BCHW` are the first.
+        """Check that these are examples of the run's `n_images`, of which `x_BCHW` are the first.
 
         Raises:
             DatasetError: if they have another shape, or no sample id is one of the run's.
@@ -53,7 +53,7 @@ class GivenPoints:
             )
 
     def held_against(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "HeldPoints":
-        """The points of these images, and which of them count."""
+        """Return the examples of these images, and which of them count."""
         x_adv, given_B = self.of(sample_ids, x_BCHW)
         ball, pixels = ball_of(threat), x_adv.flatten(1)
         in_range_B = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
@@ -62,7 +62,7 @@ class GivenPoints:
         return HeldPoints(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
 
     def of(self, sample_ids: Sequence[int], x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return their points as float32, or the image itself if it has none, and which have one, (B,) bool."""
+        """Return the example of each image as float32 (the image if it has none), and which have one, (B,) bool."""
         given_B = torch.tensor([each in self.rows for each in sample_ids])
         found_BCHW = x_BCHW.clone()
         taken = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
@@ -72,7 +72,7 @@ class GivenPoints:
 
 @dataclass(frozen=True)
 class HeldPoints:
-    """Given points and whether they are in the ball and the pixel range, in the order of the images."""
+    """Examples, and whether they are in the ball and the pixel range, in the order of the images."""
 
     tried: Tensor  # (B, C, H, W); the image itself if no point counts
     given: Tensor  # (B,) bool
@@ -83,7 +83,7 @@ class HeldPoints:
 
 @cache
 def read_points_file(path: str) -> GivenPoints:
-    """Read and check a file of points, once per process.
+    """Read and check a file of adversarial images, once per process.
 
     Raises:
         DatasetError: for a file that is missing, damaged, pickled, or holds no finite images.
@@ -109,7 +109,7 @@ def read_points_file(path: str) -> GivenPoints:
 
 @cache
 def points_checksum(path: str) -> str:
-    """sha256 of the file, or of the Parquet files of a folder in order; DatasetError if none exists."""
+    """Return the sha256 of a file, or of a folder's Parquet files in order. Raises DatasetError if none exists."""
     files = _files(Path(path))
     sha = hashlib.sha256()
     for each in files:
@@ -127,7 +127,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[Any, Sequence[int]]:
-    """Return images and their sample ids, which are by default their places."""
+    """Return images and their sample ids, by default 0, 1, ...."""
     suffix = _files(path)[0].suffix
     if suffix == ".parquet":
         return _read_parquet(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config.config_file import read_run_yaml
+from ..config.config_file import read_yaml
 from ..config.run_config import RESULTS_VERSION
 from ..errors import ConfigError, DamagedFile
 from .store import Store
@@ -28,10 +28,10 @@ def read_run_file(store: Store) -> dict[str, Any]:
 def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
     """Parse the bytes of a `run.yaml`; errors as in `read_run_file`."""
     try:
-        found = read_run_yaml(content)
+        found = read_yaml(content.decode(), RUN)
         if not isinstance(found, dict) or not found.keys() >= _KEYS:
             raise ValueError("keys are missing")
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
         message = f"{address} is damaged ({error}); the next `mixednuts run` writes it again"
         raise DamagedFile(message, address) from error
     if found.get("version") != RESULTS_VERSION:
