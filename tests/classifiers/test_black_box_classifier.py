@@ -3,10 +3,11 @@
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mixednuts_dist.classifiers import black_box_classifier as black_box
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from mixednuts_dist.classifiers.black_box_classifier import BlackBoxClassifier
 from mixednuts_dist.errors import BaseClassifierError
+from tests.helpers.loopback import send, serving
 
 FUNCTIONS = """
 import numpy as np
@@ -33,32 +35,22 @@ def noisy(images):
 
 
 class Service:
-    """Counts its requests and answers them with whatever `answer` makes of the images."""
+    """Answers batches of images, after `refuse_first` refusals, and records their sizes."""
 
-    def __init__(self, answer: Callable[[np.ndarray], bytes]) -> None:
-        self.answer, self.n_images, self.refuse_first = answer, [], 0
-        service = self
+    url: str
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                content = self.rfile.read(int(self.headers["Content-Length"]))
-                service.refuse_first -= 1
-                if service.refuse_first >= 0:
-                    self.send_error(503)
-                    return
-                images = np.load(io.BytesIO(content), allow_pickle=False)
-                service.n_images.append(len(images))
-                body = service.answer(images)
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def __init__(self) -> None:
+        self.answer, self.n_images, self.refuse_first = npy, list[int](), 0
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/classify"
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        content = request.rfile.read(int(request.headers["Content-Length"]))
+        self.refuse_first -= 1
+        if self.refuse_first >= 0:
+            request.send_error(503)
+            return
+        images = np.load(io.BytesIO(content), allow_pickle=False)
+        self.n_images.append(len(images))
+        send(request, self.answer(images))
 
 
 def npy(images: np.ndarray) -> bytes:
@@ -69,13 +61,9 @@ def npy(images: np.ndarray) -> bytes:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service(npy)
-    thread = threading.Thread(target=made.server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-    thread.join()
+    made = Service()
+    with serving(made) as made.url:
+        yield made
 
 
 @pytest.fixture
@@ -187,46 +175,36 @@ def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [10, 1]
 
 
+@dataclass
 class Raw:
-    """A server that sends `head` and then `blocks`, and counts the bytes that were taken."""
+    """Sends `head` and then `blocks`, and counts the requests and the bytes that were taken."""
 
-    def __init__(self, head: str, blocks: Callable[[], Iterator[bytes]]) -> None:
-        self.sent, self.n_requests = 0, 0
-        raw = self
+    head: str
+    blocks: Callable[[], Iterable[bytes]]
+    sent: int = 0
+    n_requests: int = 0
+    url: str = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                raw.n_requests += 1
-                try:
-                    self.wfile.write(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
-                    for block in blocks():
-                        self.wfile.write(block)
-                        raw.sent += len(block)
-                except OSError:
-                    pass  # the client has had enough
-                self.close_connection = True
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/classify"
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        request.rfile.read(int(request.headers["Content-Length"]))
+        self.n_requests += 1
+        request.close_connection = True
+        request.wfile.write(self.head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+        for block in self.blocks():
+            request.wfile.write(block)
+            self.sent += len(block)
 
 
 @pytest.fixture
 def raw() -> Iterator[Callable[..., Raw]]:
-    started: list[Raw] = []
+    with ExitStack() as stack:
 
-    def start(head: str, blocks: Callable[[], Iterator[bytes]] = lambda: iter(())) -> Raw:
-        started.append(Raw(head, blocks))
-        threading.Thread(target=started[-1].server.serve_forever, args=(0.02,), daemon=True).start()
-        return started[-1]
+        def start(head: str, blocks: Callable[[], Iterable[bytes]] = tuple) -> Raw:
+            made = Raw(head, blocks)
+            made.url = stack.enter_context(serving(made))
+            return made
 
-    yield start
-    for one in started:
-        one.server.shutdown()
-        one.server.server_close()
+        yield start
 
 
 def endless(block: bytes) -> Callable[[], Iterator[bytes]]:

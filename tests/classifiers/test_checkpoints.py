@@ -75,8 +75,3 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
     torch.save(nn.Conv2d(3, 8, 3).state_dict(), tmp_path / "w.pt")
     with pytest.raises(BaseClassifierError, match=r"w\.pt does not fit Sequential: .*Missing key"):
         load_weights(net(1), tmp_path / "w.pt")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BaseClassifierError, match=r"no checkpoint .*w\.pt"):
-        read_state_dict(tmp_path / "w.pt")

@@ -4,9 +4,8 @@ import dataclasses
 import hashlib
 import io
 import tarfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mixednuts_dist.classifiers.checkpoints import fetch
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.uris import ClassifierSource, Missing, Source
 from mixednuts_dist.errors import BaseClassifierError
+from tests.helpers.loopback import serving
 from tests.helpers.runs import tiny_content
 
 CONTENT = hashlib.shake_256(b"weights").digest(3_000_000)
@@ -26,43 +26,34 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server:
-    """Serves `content`; `breaks` is after how many bytes each of the next answers ends too early."""
+    """Serves `content`; each of the next answers ends after as many bytes as `breaks` has."""
 
-    def __init__(self) -> None:
-        self.content, self.breaks, self.status, self.asked, self.ranges = CONTENT, [], 200, [], True
-        server = self
+    url: str
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.asked.append(self.headers.get("Range"))
-                if server.status != 200:
-                    self.send_error(server.status)
-                    return
-                wanted = self.headers.get("Range") if server.ranges else None
-                start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
-                body = server.content[start:]
-                self.send_response(206 if wanted else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body[: server.breaks.pop(0)] if server.breaks else body)
+    def __init__(self, content: bytes = CONTENT, status: int = 200) -> None:
+        self.content, self.status = content, status
+        self.breaks, self.asked, self.ranges = list[int](), list[str | None](), True
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range")
+        self.asked.append(wanted)
+        if self.status != 200:
+            request.send_error(self.status)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
+        body = self.content[start:]
+        request.send_response(206 if wanted and self.ranges else 200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body[: self.breaks.pop(0)] if self.breaks else body)
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(checkpoints.time, "sleep", lambda _: None)
     made = Server()
-    thread = threading.Thread(target=made.http.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-    thread.join()
+    with serving(made) as made.url:
+        yield made
 
 
 def missing(server: Server, path: Path, sha256: str = "") -> Missing:
@@ -110,23 +101,23 @@ def test_a_refusal_is_told_with_what_to_do_by_hand(server: Server, tmp_path: Pat
         fetch(Missing("file", str(tmp_path / "w.pt"), "copy it there"))
 
 
-def test_an_archive_is_unpacked_where_its_files_belong(server: Server, tmp_path: Path) -> None:
-    sink = io.BytesIO()
+def archive_of(name: str) -> bytes:
+    sink, entry = io.BytesIO(), tarfile.TarInfo(name)
+    entry.size = 5
     with tarfile.open(fileobj=sink, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("batches/test_batch")
-        entry.size = 5
         archive.addfile(entry, io.BytesIO(b"12345"))
-    server.content = sink.getvalue()
+    return sink.getvalue()
+
+
+def test_an_archive_is_unpacked_where_its_files_belong(server: Server, tmp_path: Path) -> None:
+    server.content = archive_of("batches/test_batch")
     wanted = tmp_path / "root" / "batches" / "test_batch"
     fetch(Missing("the images", str(wanted), "", f"{server.url}/images.tar.gz"))
     assert wanted.read_bytes() == b"12345"
 
 
 def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_path: Path) -> None:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("../../outside"), io.BytesIO())
-    server.content = sink.getvalue()
+    server.content = archive_of("../../outside")
     with pytest.raises(BaseClassifierError, match="is damaged"):
         fetch(Missing("the images", str(tmp_path / "a" / "b" / "file"), "", f"{server.url}/images.tar.gz"))
     assert not (tmp_path / "outside").exists()
@@ -153,17 +144,13 @@ def test_check_fetch_downloads_missing_files(server: Server, tmp_path: Path, mon
 
 @pytest.mark.parametrize("first", ["refuses", "sends a page"])
 def test_second_source_is_tried_from_its_first_byte(server: Server, tmp_path: Path, first: str) -> None:
-    content = b"<html>quota exceeded" if first == "sends a page" else CONTENT[:9]
-    broken = Server()
-    broken.content, broken.status = content, 200 if first == "sends a page" else 404
-    threading.Thread(target=broken.http.serve_forever, args=(0.02,), daemon=True).start()
+    broken = Server(b"<html>quota exceeded") if first == "sends a page" else Server(status=404)
     path = tmp_path / "w.pt"
-    item = dataclasses.replace(missing(broken, path), mirrors=(f"{server.url}/w.pt",))
-    assert fetch(item) == SHA256
+    with serving(broken) as broken.url:
+        item = dataclasses.replace(missing(broken, path), mirrors=(f"{server.url}/w.pt",))
+        assert fetch(item) == SHA256
     assert path.read_bytes() == CONTENT
     assert server.asked == [None]
-    broken.http.shutdown()
-    broken.http.server_close()
 
 
 def test_published_std_comes_from_its_authors_first(server: Server, tmp_path: Path, monkeypatch: Any) -> None:

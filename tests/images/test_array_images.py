@@ -67,12 +67,6 @@ def test_files_that_cannot_be_sliced_are_explained(tmp_path: Path, arrays: dict[
         open_npz(npz(tmp_path / "a.npz"))
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no more")
-    with pytest.raises(DatasetError, match=r"a\.npz is damaged or no \.npz file"):
-        open_npz(npz(tmp_path / "a.npz"))
-
-
 @pytest.mark.parametrize(
     ("images", "told"),
     [

@@ -2,11 +2,9 @@
 
 import contextlib
 import copy
-import inspect
 import io
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +64,6 @@ def test_the_report_is_saved_as_a_page_with_its_files(
     page = mixed_in_one_call[0].report.save(tmp_path / "report")
     assert page.read_text() == mixed_in_one_call[0].report.page
     assert (tmp_path / "report" / "table.csv").is_file()
-
-
-@pytest.mark.parametrize("attack", [mn.mix, mn.autoattack, mn.minimum_margin_attack])
-def test_help_explains_every_argument(attack: Callable[..., Any]) -> None:
-    text = inspect.getdoc(attack) or ""
-    explained = text[text.index("Args:") : text.index("Raises:")]
-    told = {
-        name.strip() for line in re.findall(r"^    ([\w, ]+):", explained, re.MULTILINE) for name in line.split(",")
-    }
-    assert told == {*inspect.signature(attack).parameters}
-    assert "(B, C, H, W)" in explained and "(B,) integers" in explained and "pixel range" in explained
 
 
 def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:

@@ -33,29 +33,6 @@ def test_rays_launcher_accepts_it(content: dict[str, Any]) -> None:
     validate(content)
 
 
-@pytest.mark.parametrize("key", ["max_wrokers", "idle_timeout"])
-def test_the_check_would_see_an_unknown_key(content: dict[str, Any], key: str) -> None:
-    with pytest.raises(Exception, match=key):
-        validate({**content, key: 1})
-
-
-def test_the_head_runs_no_attack_and_workers_start_from_none(content: dict[str, Any]) -> None:
-    types = content["available_node_types"]
-    head, worker = types[content["head_node_type"]], types["gpu_worker"]
-    assert head["resources"] == {"CPU": 0, "GPU": 0}
-    assert worker["resources"]["GPU"] == 1
-    assert worker["min_workers"] == 0
-    assert 0 < worker["max_workers"] <= content["max_workers"]
-    assert worker["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
-
-
-def test_start_commands_use_the_installed_environment(content: dict[str, Any]) -> None:
-    assert any("uv sync" in command for command in content["setup_commands"])
-    for start in (content["head_start_ray_commands"], content["worker_start_ray_commands"]):
-        assert start[-1].startswith("export PATH=~/mixednuts/.venv/bin:$PATH; ")
-        assert "ray start" in start[-1]
-
-
 def test_the_head_may_start_workers(content: dict[str, Any]) -> None:
     """Ray's default role may not pass the workers' role, and its autoscaler imports boto3."""
     assert content["available_node_types"]["head"]["node_config"]["IamInstanceProfile"]

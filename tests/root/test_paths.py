@@ -1,9 +1,7 @@
 """The first steps of a newcomer: the file of two checkpoints and the student's page."""
 
-import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 import torchvision
 
 import mixednuts_dist as mn
-from tests.helpers.pages import BLOCKS, README, ROOT
+from tests.helpers.pages import BLOCKS
 
 HERE = "tests/root/test_paths.py"
 
@@ -50,16 +48,3 @@ def test_the_students_path_ends_in_the_papers_table(tmp_path: Path) -> None:
     (report,) = tmp_path.glob("runs/mine/runs/mine-*/report")
     assert "ResNet-18" in (report / "table.tex").read_text()
     assert list(report.glob("tradeoff*.pdf"))
-
-
-def test_the_badges_say_what_the_package_says() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pythons = [name.split(" :: ")[-1] for name in project["classifiers"] if re.search(r"Python :: 3\.\d+$", name)]
-    badges = re.findall(r"img\.shields\.io/badge/(\S+?)-(\S+)-blue", README)
-    assert badges == [
-        ("version", mn.__version__),
-        ("python", f"{pythons[0]}_to_{pythons[-1]}"),
-        ("license", project["license"]),
-        ("types", "mypy_strict"),
-    ]
-    assert (ROOT / "mixednuts_dist" / "py.typed").is_file()

@@ -14,7 +14,7 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import load_config, parse_config
 from tests.helpers.pages import BLOCKS, PAGES, README, ROOT, Block, blocks_of, without_directives
-from tests.helpers.runs import MAIN_JOB, MainJob, tiny_content
+from tests.helpers.runs import MainJob, tiny_content
 
 HERE = "tests/root/test_readme.py"
 TESTS = "uv run pytest -n 2 --dist loadfile"
@@ -22,13 +22,6 @@ TESTS = "uv run pytest -n 2 --dist loadfile"
 
 def run_here(language: str) -> list[Block]:
     return [block for block in BLOCKS if (block.language, block.state, block.reason) == (language, "tested", HERE)]
-
-
-def test_the_first_screen_has_the_two_commands() -> None:
-    first_screen = "\n".join(README.splitlines()[:30])
-    assert f"pip install uv && {MAIN_JOB}" in first_screen
-    assert f"\n    {TESTS}\n" in first_screen
-    assert f"\n{TESTS} --junit-xml" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.mark.alone

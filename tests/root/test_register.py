@@ -1,5 +1,6 @@
 """The register of extension points: names without imports, entries from files outside the package."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from mixednuts_dist.config import register
-from mixednuts_dist.config.register import REGISTERS, Register, load_extensions
+from mixednuts_dist.config.register import REGISTERS, Register, import_file, load_extensions
 from mixednuts_dist.errors import ConfigError, InvalidInputError
 
 
@@ -53,6 +54,16 @@ def test_an_edited_file_takes_the_place_of_what_it_was(tmp_path: Path, toys: Reg
     second = load_extensions([extension(tmp_path, text.format("oval", "oval"))])
     assert first != second
     assert (toys.names(), toys.entries()["ball"].describes, toys.get("ball")()) == (("ball",), "oval", "oval")
+
+
+def test_an_edit_in_the_same_second_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    path = tmp_path / "edited.py"
+    for value in (1, 2):
+        path.write_text(f"VALUE = {value}\n")
+        os.utime(path, (0, 0))
+        assert value == import_file("edited", path).VALUE
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_extension_dataclasses_pickle(tmp_path: Path, toys: Register[Any]) -> None:

@@ -26,21 +26,6 @@ LAYERS = [
     {"pipeline", "api", "cli", "benchmarks", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-ALLOWED_THIRD_PARTY = {
-    "mixing": {"torch", "numpy"},
-    "norms": {"torch"},
-    "selection": {"torch", "numpy", "scipy"},
-    "acceleration": {"torch"},
-    "attacks": {"torch", "numpy", "pyautoattack"},
-    "certification": {"torch", "numpy", "scipy"},
-    "images": {"torch", "numpy", "torchvision", "robustbench", "sklearn", "PIL", "pyarrow"},
-    "classifiers": {"torch", "numpy", "torchvision", "robustbench", "safetensors", "yaml", "requests", "urllib3"}
-    | {"pyautoattack"},
-    "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "psutil", "s3fs", "pyarrow", "urllib3"},
-    "distributed": {"torch", "numpy", "safetensors", "ray", "psutil", "pynvml"},
-    "stages": {"pydantic", "torch", "numpy", "yaml", "pyarrow"},
-    "deployment": {"torch", "numpy", "safetensors", "yaml", "fsspec", "huggingface_hub"},
-}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -107,64 +92,6 @@ def test_imports_only_go_up() -> None:
         if ours and LEVEL[module.split(".")[0]] > LEVEL[room_of(path)]
     ]
     assert offenders == []
-
-
-def test_third_party_imports_stay_in_their_package() -> None:
-    offenders = [
-        f"{path.relative_to(PACKAGE)} imports {module}"
-        for path in SOURCES
-        if room_of(path) in ALLOWED_THIRD_PARTY
-        for module, ours in imports(path)
-        if not ours and module.split(".")[0] not in ALLOWED_THIRD_PARTY[room_of(path)] | set(sys.stdlib_module_names)
-    ]
-    assert offenders == []
-
-
-def test_no_two_modules_import_each_other() -> None:
-    """Directly or through others; imports inside functions count."""
-    names = {module_name(path): path for path in SOURCES}
-    graph = {
-        name: {
-            found
-            for module, ours in imports(path)
-            if ours
-            for found in (module, *(f"{module}.{name}" for name in names_imported(path, module)))
-            if found in names and found != name
-        }
-        for name, path in names.items()
-        if name
-    }
-    assert list(circles(graph)) == []
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def names_imported(path: Path, module: str) -> set[str]:
-    """Return the names that `from module import ...` imports in the file; some are modules."""
-    last = module.rpartition(".")[2]
-    return {
-        alias.name
-        for node in nodes(path)
-        if isinstance(node, ast.ImportFrom) and (node.module or last).rpartition(".")[2] == last
-        for alias in node.names
-    }
-
-
-def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
-    """One path back to where it began for each module that can reach itself."""
-    for start in graph:
-        paths, seen = [[start]], {start}
-        while paths:
-            path = paths.pop()
-            for following in graph.get(path[-1], ()):
-                if following == start:
-                    yield [*path, start]
-                if following not in seen:
-                    seen.add(following)
-                    paths.append([*path, following])
 
 
 def test_ray_is_imported_in_one_room_only() -> None:

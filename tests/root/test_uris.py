@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.errors import BaseClassifierError, ConfigError, DatasetError
 
@@ -75,9 +75,3 @@ def test_a_black_box_keeps_its_query_and_its_fragment_apart() -> None:
     parsed = ClassifierSource("http://host:80/classify?model=a#classes=10")
     assert (parsed.target, parsed.option("model"), parsed.fragment) == ("//host:80/classify", "a", "classes=10")
     assert ClassifierSource("py:a#b.py:f").target == "a#b.py:f"
-
-
-def test_the_configuration_describes_the_forms_that_there_are() -> None:
-    described = RunConfig.model_fields["data"].annotation
-    assert described is not None
-    assert ", ".join(DatasetSource.forms()) == described.model_fields["uri"].description
