@@ -33,7 +33,7 @@ class Job:
     image: ImageRecord
     place: int  # place of the run in the plan
     run: Run
-    n_claimed: int = 0  # the iteration of its last point in the verification queue
+    n_queued: int = 0  # the iteration of its last point in the verification queue
 
     @property
     def is_open(self) -> bool:
@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Claim:
+class QueuedPoint:
     """A point in the verification queue."""
 
     job: Job
@@ -71,9 +71,9 @@ class Points(SlotState):
     best: Images  # where the smallest margin was seen
     log1m_margin: Doubles  # log(1 - margin) there
     wrong: Flags  # it is misclassified
-    claim: Images  # the last misclassified point that was claimed
-    claim_depth: Doubles  # twice its -margin: the next claim has to be deeper
-    claim_at: Counts  # the number of passes of its run; -READ_EVERY before any
+    queued: Images  # the last misclassified point that was copied for verification
+    queue_below: Doubles  # twice its -margin: the next copied point has to be deeper
+    queued_at: Counts  # the number of passes of its run; -READ_EVERY before any
     n_passes: Counts
     over: Flags  # the run is over, or the slot is free
 
@@ -86,13 +86,13 @@ class Batch:
         model: what passes go through.
         passes: how many rows they may have.
         like_BCHW: images, to try smaller batch shapes with.
-        claims: whether misclassified points are claimed before their run is over.
+        stop_when_broken: verify misclassified points before their run is over.
     """
 
     def __init__(
-        self, stepper: Stepper[Any], model: GradientModel, passes: Passes, like_BCHW: Tensor, *, claims: bool
+        self, stepper: Stepper[Any], model: GradientModel, passes: Passes, like_BCHW: Tensor, *, stop_when_broken: bool
     ) -> None:
-        self.stepper, self.model, self.passes, self._claims = stepper, model, passes, claims
+        self.stepper, self.model, self.passes, self._stop_when_broken = stepper, model, passes, stop_when_broken
         self.waiting: list[Job] = []
         self.jobs: list[Job | None] = []  # by slot
         self.n_running = 0  # slots that hold a run
@@ -115,7 +115,7 @@ class Batch:
         """Whether there is an image for every row of a pass."""
         return self.n_images >= self.passes.shape.rows
 
-    def step(self) -> list[Claim]:
+    def step(self) -> list[QueuedPoint]:
         """Fill free slots and take one step in each; return the points to verify."""
         self._fill()
         x = self.stepper.ask(self._state)
@@ -179,8 +179,8 @@ class Batch:
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
 
-        A run's first misclassified point is claimed, and each one that is twice as deep as the last claim. Claims are
-        so far apart that the host has read one before the next one overwrites it.
+        A run's first misclassified point is copied, and each one that is twice as deep as the last copy. Copies are so
+        far apart that the host has read one before the next one overwrites it.
         """
         points = self._points
         counts = ~points.over
@@ -190,30 +190,30 @@ class Batch:
         copy_rows(points.best, x, better)
         torch.where(better, result.log1m_margin, points.log1m_margin, out=points.log1m_margin)
         torch.where(better, result.wrong, points.wrong, out=points.wrong)
-        if self._claims:
+        if self._stop_when_broken:
             depth = result.log1m_margin.expm1()
-            claims = counts & result.wrong & (depth > points.claim_depth)
-            claims &= points.n_passes >= points.claim_at + READ_EVERY
-            copy_rows(points.claim, x, claims)
-            torch.where(claims, 2 * depth, points.claim_depth, out=points.claim_depth)
-            torch.where(claims, points.n_passes, points.claim_at, out=points.claim_at)
+            deeper = counts & result.wrong & (depth > points.queue_below)
+            deeper &= points.n_passes >= points.queued_at + READ_EVERY
+            copy_rows(points.queued, x, deeper)
+            torch.where(deeper, 2 * depth, points.queue_below, out=points.queue_below)
+            torch.where(deeper, points.n_passes, points.queued_at, out=points.queued_at)
 
-    def _collected(self) -> list[Claim]:
-        """Read the flags; return new claims and the best points of runs that are over, whose slots become free."""
+    def _collected(self) -> list[QueuedPoint]:
+        """Read the flags; return new copies and the best points of runs that are over, whose slots become free."""
         points = self._points
-        over, claim_at, n_passes = torch.stack([points.over.long(), points.claim_at, points.n_passes]).cpu().tolist()
+        over, queued_at, n_passes = torch.stack([points.over.long(), points.queued_at, points.n_passes]).cpu().tolist()
         held = [(slot, job) for slot, job in enumerate(self.jobs) if job is not None]
-        claimed = [(slot, job) for slot, job in held if claim_at[slot] > job.n_claimed]
+        copied = [(slot, job) for slot, job in held if queued_at[slot] > job.n_queued]
         ended = [(slot, job) for slot, job in held if over[slot]]
-        claims = []
-        for slot, job, x in self._rows(points.claim, claimed):
-            job.n_claimed = claim_at[slot]
-            claims.append(Claim(job, x, claim_at[slot], ends=False))
+        queued = []
+        for slot, job, x in self._rows(points.queued, copied):
+            job.n_queued = queued_at[slot]
+            queued.append(QueuedPoint(job, x, queued_at[slot], ends=False))
         for slot, job, x in self._rows(points.best, ended):
             job.image.n_passes[job.place] = n_passes[slot]
-            claims.append(Claim(job, x, n_passes[slot], ends=True))
+            queued.append(QueuedPoint(job, x, n_passes[slot], ends=True))
         self._free([slot for slot, _ in ended])
-        return claims
+        return queued
 
     def _rows(self, pixels: Tensor, chosen: list[tuple[int, Job]]) -> Iterator[tuple[int, Job, Tensor]]:
         if chosen:
@@ -259,9 +259,9 @@ class Batch:
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
         # Margins of another precision are not comparable: each run has its own best point verified.
         points.best[slots] = batch.x
-        points.log1m_margin[slots], points.claim_depth[slots] = -torch.inf, -torch.inf
+        points.log1m_margin[slots], points.queue_below[slots] = -torch.inf, -torch.inf
         points.wrong[slots] = points.over[slots] = False
-        points.n_passes[slots], points.claim_at[slots] = 0, -READ_EVERY
+        points.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
         self.stepper.start(self._state, slots, batch)
         for slot, job in zip(free, jobs, strict=False):
             self.jobs[slot] = job

@@ -93,7 +93,7 @@ _SENTENCES = {
     NO_GRADIENT: "the gradient of {subject}'s own cross-entropy is exactly zero: an attack that follows it is blind "
     "there.",
     NO_SURROGATE_GRADIENT: "the gradient that the white-box attacks follow is exactly zero: only Square's "
-    "verdict counts there.",
+    "result counts there.",
     UNREPEATABLE: "two passes of {subject} over the same image gave different logits: it is random, and its robust "
     "accuracy is not to be trusted unless gradients are averaged over draws: evaluate: {{eot: 20}}.",
     UNCONFIRMED: "{subject} was fooled by an image and right when it saw the same image again; they count as robust.",

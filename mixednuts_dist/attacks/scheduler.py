@@ -15,7 +15,7 @@ One image's way::
     Batch.step                     ask -> forward and backward pass -> tell, for all slots at once, in one batch shape
       │                            a misclassified point is copied with its iteration number; the slot continues
       ▼
-    claims                         copied points, and the best point of each run that is over
+    verification queue             copied points, and the best point of each run that is over
       │  float32 verification      the only place that decides what is misclassified and what its margin is
       ▼
     ImageRecord.offer              the first misclassified point in the order of the plan breaks the image: this cancels
@@ -40,7 +40,7 @@ from torch import Tensor
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..config.threat import ThreatModel
 from .attack import Setting
-from .batch import Batch, Claim, Job
+from .batch import Batch, Job, QueuedPoint
 from .budget import WARM_START, AttackBudget
 from .draws import N_VERIFICATION, misclassified_share
 from .gradient_model import AttackedModel
@@ -101,8 +101,8 @@ class Scheduler:
         self._batches: dict[Key, Batch] = {}  # in the order in which their steps are due
         self._groups_of_runs: list[range] = []  # places in the plan
         self._repeats: list[int | None] = []  # per run, the place of the low-precision run that it repeats in float32
-        self._claims: list[Claim] = []  # the verification queue
-        self._cost_of_waiting = 0  # cost of the waiting claims, in rows of a verification
+        self._queue: list[QueuedPoint] = []  # to be verified
+        self._cost_of_waiting = 0  # cost of the waiting points, in rows of a verification
         self._present: list[tuple[Group, list[ImageRecord]]] = []
         self._like = torch.zeros(0)  # images of the first group, to try smaller batch shapes with
         self._n_decided = 0  # images of all groups so far
@@ -134,33 +134,33 @@ class Scheduler:
         return not any(batch.is_full for batch in self._batches.values())
 
     def step(self) -> None:
-        """Take one step of a batch, or verify the claims if that is due."""
+        """Take one step of a batch, or verify the queued points if that is due."""
         # Prefer the latest full batch, so that images do not pile up in front of it. If none is full, step the earliest
         # one: stragglers then catch up and share later passes.
         busy = [batch for batch in self._batches.values() if batch.n_ready]
         full = [batch for batch in busy if batch.is_full]
-        if self._claims and (not busy or self._is_due()):
+        if self._queue and (not busy or self._is_due()):
             self._verify()
         elif busy:
-            self._claims += (full[-1] if full else busy[0]).step()
-            self._cost_of_waiting += _STEP_COST * len(self._claims)
+            self._queue += (full[-1] if full else busy[0]).step()
+            self._cost_of_waiting += _STEP_COST * len(self._queue)
 
     def _is_due(self) -> bool:
-        """Whether the claims fill a pass, or have waited so long that a pass for them costs no more."""
-        if len(self._claims) >= self.verifier.passes.shape.rows:
+        """Whether the queued points fill a pass, or have waited so long that a pass for them costs no more."""
+        if len(self._queue) >= self.verifier.passes.shape.rows:
             return True
-        rows = self.verifier.passes.rows_for(len(self._claims), self._like[: len(self._claims)])
+        rows = self.verifier.passes.rows_for(len(self._queue), self._like[: len(self._queue)])
         return self._cost_of_waiting >= rows * (_APART_COST if self.shape.float32 is not self.shape else 1)
 
     def _verify(self) -> None:
-        """Verify all claims, cancel the runs that no longer count, and send images on."""
-        claims, self._claims, self._cost_of_waiting = [each for each in self._claims if each.job.is_open], [], 0
-        if not claims:
+        """Verify all queued points, cancel the runs that no longer count, and send images on."""
+        points, self._queue, self._cost_of_waiting = [each for each in self._queue if each.job.is_open], [], 0
+        if not points:
             return
-        images = [claim.job.image for claim in claims]
+        images = [point.job.image for point in points]
         labels = torch.tensor([image.label for image in images])
-        verified = self.verifier.verify(torch.stack([claim.x for claim in claims]), labels)
-        for each in zip(claims, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
+        verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
+        for each in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
             self._take_in(*each)
         broken = [image for image in dict.fromkeys(images) if image.broken and self.stop_when_broken]
         if broken:
@@ -174,17 +174,17 @@ class Scheduler:
             passes = self._n_forward + n_forward, self._n_backward + n_backward
             self.progress(Progress(self._n_images, self._n_decided, self._n_broken, *passes))
 
-    def _take_in(self, claim: Claim, log1m_margin: float, wrong: bool) -> None:
-        image, place = claim.job.image, claim.job.place
-        where: Where = (place, claim.n_passes)
+    def _take_in(self, point: QueuedPoint, log1m_margin: float, wrong: bool) -> None:
+        image, place = point.job.image, point.job.place
+        where: Where = (place, point.n_passes)
         if self.stop_when_broken and where >= image.broken_at:
             return
         image.n_verified[place] = image.n_verified.get(place, 0) + 1
         image.reached[place] = max(image.reached.get(place, -torch.inf), log1m_margin)
-        image.offer(claim.x, log1m_margin, wrong, where, self.stop_when_broken)
+        image.offer(point.x, log1m_margin, wrong, where, self.stop_when_broken)
         if image.broken_at == where and self.stop_when_broken:
-            image.n_passes[place] = claim.n_passes
-        if claim.ends:
+            image.n_passes[place] = point.n_passes
+        if point.ends:
             image.open.discard(place)
 
     def _cancel(self, broken: list[ImageRecord]) -> None:
@@ -240,7 +240,9 @@ class Scheduler:
         for key in sorted(dict.fromkeys(map(_key, self.plan)), key=lambda key: apart and key[1]):
             stepper, float32 = key
             model = (self.attacked.float32 if float32 else None) or self.attacked.fast
-            self._batches[key] = Batch(stepper, model, self._passes[float32], self._like, claims=self.stop_when_broken)
+            self._batches[key] = Batch(
+                stepper, model, self._passes[float32], self._like, stop_when_broken=self.stop_when_broken
+            )
 
     def _advance(self, image: ImageRecord) -> None:
         """Send an image to the next group of runs of which it wants one; without any it is decided."""

@@ -1,4 +1,4 @@
-"""Fast gradients: the copies agree with their originals, and no claim comes from a copy."""
+"""Fast gradients: the copies agree with their originals, and no result comes from a copy."""
 
 import logging
 import os
@@ -101,7 +101,7 @@ def test_folded_copies_convolutions_in_channels_last() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
 @pytest.mark.parametrize("stop", [True, False])
-def test_claims_are_those_of_the_original_in_float32(precision, stop: bool) -> None:
+def test_results_are_those_of_the_original_in_float32(precision, stop: bool) -> None:
     network, x = Normalized(), images(24, SHAPE)
     y = network(x).argmax(dim=1)
     copies = FastCopies(precision)

@@ -8,7 +8,7 @@ import torch
 
 from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.config.register import ATTACKS
-from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
+from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, results_are_those_of_float32
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,8 +20,8 @@ pytestmark = [
 @pytest.mark.parametrize("attack", ATTACKS.names())
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("compile", [False, True])
-def test_verdicts_are_those_of_float32(attack: str, precision, compile: bool) -> None:
-    verdicts_are_those_of_float32(attack, FastCopies(precision, compile=compile), n=40)
+def test_results_are_those_of_float32(attack: str, precision, compile: bool) -> None:
+    results_are_those_of_float32(attack, FastCopies(precision, compile=compile), n=40)
 
 
 @contextmanager

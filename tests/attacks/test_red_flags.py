@@ -42,7 +42,7 @@ def test_gradients_that_vanish_are_counted_image_by_image() -> None:
     assert 0 < n_dark < 6
     first, second = findings(raised, 5, "rob")
     assert first.startswith(f"On {n_dark} of 6 images the gradient of rob's own cross-entropy is exactly zero")
-    assert "only Square's verdict counts" in second
+    assert "only Square's result counts" in second
 
 
 def test_masked_mixture_differs_from_its_surrogate() -> None:

@@ -72,17 +72,17 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
 
 def test_out_of_memory_in_verification_shrinks_batches(victim) -> None:
     model, x, y = victim(n=20)
-    verdicts = []
+    rows_verified = []
 
     def short_later(x: Tensor) -> Tensor:
-        verdicts.append(len(x))
-        if len(verdicts) > 3 and len(x) > 5:
+        rows_verified.append(len(x))
+        if len(rows_verified) > 3 and len(x) > 5:
             raise torch.OutOfMemoryError(f"no room for {len(x)} images")
         return model(x)
 
     attacked = AttackedModel.of(model)
     found = found_by(replace(attacked, model=short_later), x, y)
-    assert max(verdicts) == 16
+    assert max(rows_verified) == 16
     assert torch.equal(found.broken, found_by(attacked, x, y).broken)
     assert 0 < int(found.broken.sum()) < len(x)
 
@@ -122,12 +122,12 @@ def test_image_that_seems_broken_keeps_its_slot(victim) -> None:
     x, y = x[y == label], y[y == label]
     alarm = torch.nn.functional.one_hot(label, 10) * 2.0
     engine, looks = make_scheduler(estimating(model, lambda logits: logits - alarm), n_iter=40), 0
-    verdicts = engine.verifier.verify
+    verify = engine.verifier.verify
 
     def counted(x: Tensor, y: Tensor) -> Verified:
         nonlocal looks
         looks += len(x)
-        return verdicts(x, y)
+        return verify(x, y)
 
     engine.verifier.verify = counted  # type: ignore[method-assign]
     found = engine.run_one(Group(x, y, range(len(x))))

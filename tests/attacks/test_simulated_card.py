@@ -17,7 +17,7 @@ from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
 from mixednuts_dist.attacks.scheduler import Group
 from mixednuts_dist.config.register import ATTACKS
-from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
+from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, results_are_those_of_float32
 from tests.helpers.simulated_card import SimulatedCard
 from tests.helpers.small_mixtures import L2, LINF, QUICK, SHAPE, mixture
 from tests.helpers.small_nets import images, small_net
@@ -175,7 +175,7 @@ def test_bfloat16_copy_keeps_the_first_layer_in_float32(card) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS.names())
 def test_the_bodies_of_the_tests_on_a_gpu_hold(attack: str, card) -> None:
-    verdicts_are_those_of_float32(attack, FastCopies("bf16"), n=6, budget=TINY)
+    results_are_those_of_float32(attack, FastCopies("bf16"), n=6, budget=TINY)
 
     @contextmanager
     def waits_are_errors() -> Iterator[None]:

@@ -16,7 +16,7 @@ from tests.helpers.small_nets import ShortOfMemory, images
 AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
 
 
-def verdicts_are_those_of_float32(attack: str, copies: FastCopies, n: int, budget: AttackBudget = QUICK) -> None:
+def results_are_those_of_float32(attack: str, copies: FastCopies, n: int, budget: AttackBudget = QUICK) -> None:
     """No more images remain robust than in float32, they do remain robust, and bits do not depend on the batch."""
     mixed, x = mixture().to("cuda"), images(n, SHAPE).to("cuda")
     with torch.no_grad():
