@@ -141,9 +141,3 @@ def test_eot_of_a_deterministic_classifier_warns(noisy) -> None:
     with pytest.warns(UserWarning, match="eot=3 changes nothing and costs 3 times the passes; leave it out"):
         found = autoattack(model.net, x, y, eot=3, **options)
     assert torch.equal(found.robust, autoattack(model.net, x, y, **options).robust)
-
-
-def test_a_random_classifier_is_sent_to_draws(noisy) -> None:
-    model, x, y = noisy
-    with pytest.raises(InvalidInputError, match="average over its draws with eot=20"):
-        autoattack(model, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK)

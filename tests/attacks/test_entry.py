@@ -27,14 +27,12 @@ def by_minimum_margin(model: Any, x: Any, y: Any, **changed: Any) -> Any:
 
 
 def by_autoattack(model: Any, x: Any, y: Any, **changed: Any) -> Any:
-    options = {"threat": THREAT, "budget": BUDGET, "attacks": ["apgd-ce"], **changed}
-    return autoattack(model, x, y, **options)
+    return autoattack(model, x, y, **{"threat": THREAT, "budget": BUDGET, "attacks": ["apgd-ce"], **changed})
 
 
 def by_adaptive(model: Any, x: Any, y: Any, **changed: Any) -> Any:
     mixed = MixedClassifier(small_net(10, SHAPE, seed=1), model, LogitTransform(1.0, 1.0, 0.0), 0.6)
-    options = {"threat": THREAT, "budget": BUDGET, "attacks": ["apgd-ce"], **changed}
-    return autoattack(mixed, x, y, **options)
+    return by_autoattack(mixed, x, y, **changed)
 
 
 every = pytest.mark.parametrize("attack", [by_minimum_margin, by_adaptive])
@@ -76,59 +74,62 @@ def test_training_mode_without_batch_norm_warns() -> None:
     by_autoattack(nn.Sequential(nn.Identity(), model.eval()), x, labels(x))  # the wrapper itself is in training mode
 
 
-@pytest.mark.parametrize(
-    "change", [lambda x: (x * 255).round() / 255, lambda x: x.detach()], ids=["rounds", "detaches"]
-)
-def test_a_model_without_gradients_is_warned_of(change: Callable[[Tensor], Tensor]) -> None:
-    x = images(6, SHAPE)
+@pytest.mark.parametrize("change", [lambda x: (x * 255).round() / 255, torch.Tensor.detach], ids=["rounds", "detaches"])
+def test_gradient_attacks_warn_of_a_model_without_gradients(change: Callable[[Tensor], Tensor]) -> None:
+    model, x = Wrapped(change).eval(), images(6, SHAPE)
     with pytest.warns(UserWarning, match="is zero in every pixel"):
-        by_autoattack(Wrapped(change).eval(), x, labels(x))
-
-
-@pytest.mark.parametrize("change", [torch.Tensor.round, torch.Tensor.detach])
-def test_square_needs_no_gradient(change: Callable[[Tensor], Tensor]) -> None:
-    x = images(6, SHAPE)
-    by_autoattack(Wrapped(change).eval(), x, labels(x), attacks=["square"])
-
-
-@every
-def test_a_random_model_is_refused(attack: Attacker) -> None:
-    x = images(6, SHAPE)
-    with pytest.raises(InvalidInputError, match=r"two passes over the same images differ by .*: the model is random"):
-        attack(Wrapped(lambda x: x + 0.5 * torch.rand_like(x)).eval(), x, labels(x))
-
-
-def test_model_that_changes_its_input_is_rejected() -> None:
-    x = images(6, SHAPE)
-    kept = x.clone()
-    with pytest.raises(InvalidInputError, match="changes the images that it is given"):
-        by_autoattack(Wrapped(lambda x: x.sub_(0.5)).eval(), x, labels(x))
-    assert torch.equal(x, kept)
-
-
-@every
-def test_int32_labels_are_labels_and_the_images_stay(attack: Attacker) -> None:
-    model, x = small_net(10, SHAPE), images(6, SHAPE)
-    kept = x.clone()
-    found, other = attack(model, x, labels(x).int()), attack(model, x, labels(x))
-    assert torch.equal(found.x_adv, other.x_adv)
-    assert torch.equal(x, kept)
+        by_autoattack(model, x, labels(x))
+    by_autoattack(model, x, labels(x), attacks=["square"])
 
 
 @every
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("change", "message"),
     [
-        ({"x": images(6, SHAPE).numpy()}, r"the images are ndarray; give a torch tensor"),
-        ({"y": [0] * 6}, "the labels are list; give a torch tensor"),
-        ({"y": torch.rand(6)}, "labels are torch.float32; give the classes' numbers"),
-        ({"y": torch.arange(6) + 7}, "labels range from 7 to 12, the model's classes from 0 to 9"),
-        ({"y": torch.arange(6) - 1}, "labels range from -1 to 4"),
-        ({"x": images(6, SHAPE) + float("nan")}, "images range over"),
-        ({"threat": ("Linf", 0.03)}, r"threat=\('Linf', 0.03\) is tuple; give ThreatModel"),
-        ({"x": images(6, SHAPE).permute(0, 2, 3, 1)}, r"fails on images of shape .*give x.permute\(0, 3, 1, 2\)"),
+        (lambda x: x + 0.5 * torch.rand_like(x), "differ by .*: the model is random, .* over its draws with eot=20"),
+        (lambda x: x.sub_(0.5), "changes the images that it is given"),
+        (lambda x: x * float("nan"), "returns NaN or infinity on clean images"),
     ],
-    ids=["numpy", "a list", "floats", "beyond K", "negative", "NaN", "a tuple", "channels last"],
+    ids=["random", "in place", "NaN"],
+)
+def test_unsuitable_model_is_rejected(attack: Attacker, change: Callable[[Tensor], Tensor], message: str) -> None:
+    x = images(6, SHAPE)
+    kept = x.clone()
+    with pytest.raises(InvalidInputError, match=message):
+        attack(Wrapped(change).eval(), x, labels(x))
+    assert torch.equal(x, kept)
+
+
+@every
+def test_labels_may_be_int32_and_images_may_have_a_gradient(attack: Attacker) -> None:
+    model, x = small_net(10, SHAPE), images(6, SHAPE)
+    leaf = x.clone().requires_grad_()
+    found, other = attack(model, leaf, labels(x).int()), attack(model, x, labels(x))
+    assert torch.equal(found.x_adv, other.x_adv)
+    assert torch.equal(leaf, x)
+    assert not found.x_adv.requires_grad
+    assert leaf.grad is None
+
+
+WRONG = [
+    ({"x": images(6, SHAPE).numpy()}, r"the images are ndarray; give a torch tensor"),
+    ({"y": [0] * 6}, "the labels are list; give a torch tensor"),
+    ({"y": torch.rand(6)}, "labels are torch.float32; give the classes' numbers"),
+    ({"y": torch.arange(6) + 7}, "labels range from 7 to 12, the model's classes from 0 to 9"),
+    ({"y": torch.arange(6) - 1}, "labels range from -1 to 4"),
+    ({"x": images(6, SHAPE) + float("nan")}, "images range over"),
+    ({"threat": ("Linf", 0.03)}, r"threat=\('Linf', 0.03\) is tuple; give ThreatModel"),
+    ({"x": images(6, SHAPE).permute(0, 2, 3, 1)}, r"fails on images of shape .*give x.permute\(0, 3, 1, 2\)"),
+]
+WRONG_OF_AUTOATTACK = [
+    ({"attacks": "apgd-ce"}, r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"),
+    ({"budget": {"n_iter": 5}}, r"is a mapping; give AttackBudget\(\*\*\{'n_iter': 5\}\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("attack", "changed", "message"),
+    [*((by_minimum_margin, *case) for case in WRONG), *((by_adaptive, *case) for case in WRONG + WRONG_OF_AUTOATTACK)],
 )
 def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any], message: str) -> None:
     x = images(6, SHAPE)
@@ -145,12 +146,6 @@ def test_probabilities_in_place_of_logits_are_warned_of() -> None:
     by_autoattack(nn.Sequential(small_net(10, SHAPE), nn.LogSoftmax(dim=1)).eval(), x, labels(x))
 
 
-def test_nan_is_named_and_not_taken_for_a_random_model() -> None:
-    x = images(6, SHAPE)
-    with pytest.raises(InvalidInputError, match="returns NaN or infinity on clean images"):
-        by_autoattack(Wrapped(lambda x: x * float("nan")).eval(), x, labels(x))
-
-
 def test_inference_mode_leaves_no_gradient_and_is_refused() -> None:
     model, x = small_net(10, SHAPE), images(6, SHAPE)
     with torch.inference_mode(), pytest.raises(InvalidInputError, match=r"inference_mode\(\) takes .* gradients away"):
@@ -160,27 +155,6 @@ def test_inference_mode_leaves_no_gradient_and_is_refused() -> None:
     assert torch.equal(found.x_adv, by_autoattack(model, x, labels(x)).x_adv)
 
 
-def test_images_that_ask_for_a_gradient_are_images() -> None:
-    model, x = small_net(10, SHAPE), images(6, SHAPE)
-    asking = x.clone().requires_grad_()
-    found = by_autoattack(model, asking, labels(x))
-    assert not found.x_adv.requires_grad
-    assert asking.grad is None
-    assert torch.equal(found.x_adv, by_autoattack(model, x, labels(x)).x_adv)
-
-
-def test_a_budget_that_is_a_mapping_is_refused() -> None:
-    x = images(6, SHAPE)
-    with pytest.raises(InvalidInputError, match=r"is a mapping; give AttackBudget\(\*\*\{'n_iter': 5\}\)"):
-        by_autoattack(small_net(10, SHAPE), x, labels(x), budget={"n_iter": 5})
-
-
 def test_a_radius_as_text_is_refused() -> None:
     with pytest.raises(ThreatModelError, match="eps='8/255' is text; give a number: eps=8/255"):
         ThreatModel("Linf", "8/255")  # type: ignore[arg-type]
-
-
-def test_the_name_of_one_attack_is_no_list() -> None:
-    x = images(6, SHAPE)
-    with pytest.raises(InvalidInputError, match=r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"):
-        by_autoattack(small_net(10, SHAPE), x, labels(x), attacks="apgd-ce")

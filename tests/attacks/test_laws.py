@@ -132,73 +132,8 @@ def test_a_constant_classifier_is_not_broken_and_nothing_is_nan(attack: str) -> 
     assert bool(torch.isfinite(found.x_adv).all())
 
 
-TOY = """
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
-from mixednuts_dist.attacks.attack import Attack
-from mixednuts_dist.attacks.stepper import Run, SlotState, Stepper
-from mixednuts_dist.config.register import ATTACKS
-
-
-@dataclass
-class DarkerState(SlotState):
-    x: Tensor
-    share: Tensor
-
-
-class DarkerSteps(Stepper[DarkerState]):
-    gradient_every = 0
-
-    def init(self, like):
-        return DarkerState(torch.zeros_like(like), like.new_zeros(len(like)))
-
-    def start(self, state, slots, batch):
-        state.x[slots], state.share[slots] = batch.x, 0.1
-
-    def ask(self, state):
-        return (state.x - self.threat.eps * state.share.view(-1, 1, 1, 1)).clamp(0, 1)
-
-    def tell(self, state, x, result):
-        state.share += 0.1
-        return state.share > 1.05
-
-
-@ATTACKS("toy-darker", describes="all pixels darker, in ten steps", options=())
-class Darker(Attack):
-    name = "toy-darker"
-    takes_gradient = False
-
-    @staticmethod
-    def passes(budget, n_classes):
-        return 10, 0
-
-    def runs(self):
-        return [Run(self.name, self.name, DarkerSteps(self.setting.threat))]
-"""
-
-
-def test_an_attack_from_a_users_file_runs_in_the_ensemble(tmp_path: Path) -> None:
-    file = tmp_path / "toy_attack.py"
-    file.write_text(TOY)
-    try:
-        load_extensions([str(file)])
-        net, x = small_net(10, SHAPE), images(30, SHAPE)
-        y = net(x).argmax(dim=1)
-        found = autoattack(net, x, y, threat=ThreatModel("Linf", 0.3), attacks=("toy-darker", "apgd-ce"), budget=QUICK)
-        assert list(found.survived) == ["toy-darker", "apgd-ce"]
-        darkest = (x - 0.3).clamp(0, 1)
-        assert bool((found.survived["toy-darker"] <= (net(darkest).argmax(dim=1) == y)).all())
-        assert 0 < int(found.survived["toy-darker"].sum()) < 30
-    finally:
-        ATTACKS._made.pop("toy-darker", None)
-        ATTACKS._added.pop("toy-darker", None)
-
-
 def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) -> None:
-    """The same bits in any order and partition; torch's global generator is not touched."""
+    """It runs in an ensemble, with the same bits in any order and partition, without torch's global generator."""
     doc = attack_module.__doc__ or ""
     lines = doc[doc.index("::\n") + 3 : doc.index("The scheduler does the rest.")].splitlines()
     file = tmp_path / "noise_attack.py"
@@ -217,6 +152,10 @@ def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) 
         assert torch.equal(part.x_adv, whole.x_adv[order])
         other = autoattack(net, x, y, sample_ids=range(100, 130), **options)
         assert not torch.equal(other.x_adv, whole.x_adv)
+        ensemble = autoattack(net, x, y, budget=QUICK, **{**options, "attacks": ("noise", "apgd-ce")})
+        assert list(ensemble.survived) == ["noise", "apgd-ce"]
+        assert torch.equal(ensemble.survived["noise"], whole.robust)
+        assert int(ensemble.robust.sum()) < int(whole.robust.sum())
     finally:
         ATTACKS._made.pop("noise", None)
         ATTACKS._added.pop("noise", None)
