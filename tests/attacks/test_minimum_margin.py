@@ -13,10 +13,14 @@ from mixednuts_dist.mixing.margins import signed_margin
 LINF = ThreatModel("Linf", 0.015)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("threat", "stop"), [(LINF, True), (ThreatModel("L2", 0.15), False)], ids=str)
-def test_what_is_returned_is_true_at_the_returned_image(victim, threat: ThreatModel, stop: bool) -> None:
+def test_what_is_returned_is_true_at_the_returned_image(
+    victim, threat: ThreatModel, stop: bool, precision: str
+) -> None:
     model, x, y = victim()
-    found = minimum_margin_attack(model, x, y, threat=threat, n_iter=15, n_target_classes=3, stop_when_broken=stop)
+    options = {"n_iter": 15, "n_target_classes": 3, "precision": precision}
+    found = minimum_margin_attack(model, x, y, threat=threat, stop_when_broken=stop, **options)
     logits = model(found.x_adv)
     assert torch.allclose(found.logits, logits, atol=1e-5)
     assert torch.equal(found.broken, logits.argmax(dim=1) != y)

@@ -26,12 +26,9 @@ from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.attacks.verification import Verified
-from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
-from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
-from tests.helpers.real import CIFAR10, ZOO
 from tests.helpers.small_nets import ShortOfMemory
 from tests.helpers.stepping import start_keys
 
@@ -427,15 +424,6 @@ def test_margins_equal_those_of_a_plain_loop(victim, threat: ThreatModel) -> Non
     model, x, y = victim(n=16)
     found = as_small_as_the_plain_loop(model, x, y, threat)
     assert 0 < int(found.broken.sum()) < len(x)
-
-
-@pytest.mark.slow
-@pytest.mark.real
-def test_margins_on_cifar_are_not_above_those_of_a_plain_loop() -> None:
-    x, y = open_dataset(CIFAR10).read(0, 24)
-    model = load_classifier(f"py:{ZOO}:rob_c10_resnet4b", "rob")
-    right = model(x).argmax(dim=1) == y
-    as_small_as_the_plain_loop(model, x[right], y[right], ThreatModel("Linf", 2 / 255))
 
 
 def test_known_points_reorder_targets() -> None:

@@ -148,31 +148,6 @@ def test_second_gpu_gives_the_same_bits(precision: str) -> None:
     assert torch.equal(*found)
 
 
-def test_bfloat16_copy_keeps_the_first_layer_in_float32(card) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = (nn.Conv2d(n, 4, 3, padding=1) for n in (3, 4, 4))
-            self.head = nn.Linear(4 * SHAPE[1] * SHAPE[2], 10)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.third(self.second(self.first(images))).flatten(1))
-
-    network, x = Net().eval().to("cuda"), images(4, SHAPE).to("cuda")
-    copied = FastCopies("bf16").of_network(network, x).fast
-    seen = {}
-    for name, layer in copied.named_modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            layer.register_forward_hook(
-                lambda _, given, out, name=name: seen.update({name: (given[0].dtype, out.dtype)})
-            )
-    assert copied(x).dtype == torch.float32
-    inputs = [of for of, _ in seen.values()]
-    assert (inputs[0], set(inputs[1:])) == (torch.float32, {torch.bfloat16})
-    assert {out for _, out in list(seen.values())[1:]} == {torch.bfloat16}
-    assert card.waits
-
-
 @pytest.mark.parametrize("attack", ATTACKS.names())
 def test_the_bodies_of_the_tests_on_a_gpu_hold(attack: str, card) -> None:
     results_are_those_of_float32(attack, FastCopies("bf16"), n=6, budget=TINY)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import REPLACED, SECTIONS, main
@@ -15,7 +14,7 @@ from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.config.uris import TWO_CHECKPOINTS, ClassifierSource
 from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_file
 
 VERBS = {"Write", "Check", "Estimate", "Run", "Attack", "Search", "Show", "Export", "Compare", "Print"}
 
@@ -44,14 +43,13 @@ def test_file_of_weights_names_the_missing_function() -> None:
 
 
 def test_check_lists_missing_files_without_torch(tmp_path: Path) -> None:
-    content = tiny_content(
-        tmp_path / "runs", data={"uri": "npz:nowhere.npz"}, std="timm:resnet18?checkpoint=gone.pt",
+    file = tiny_file(
+        tmp_path, data={"uri": "npz:nowhere.npz"}, std="timm:resnet18?checkpoint=gone.pt",
         rob="robustbench:Carmon2019Unlabeled?dataset=cifar10",
     )  # fmt: skip
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     code = (
         "import sys\nfrom mixednuts_dist.cli import main\n"
-        f"sys.argv = ['mixednuts', 'check', {str(tmp_path / 'mine.yaml')!r}]\n"
+        f"sys.argv = ['mixednuts', 'check', {str(file)!r}]\n"
         "try:\n    main()\nfinally:\n    print([m for m in ('ray', 'torch') if m in sys.modules])\n"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -63,48 +61,31 @@ def test_check_lists_missing_files_without_torch(tmp_path: Path) -> None:
 
 def test_check_reports_all_problems_together(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    content = tiny_content(tmp_path / "file" / "runs", rob="demo:bor")
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
+    file = tiny_file(tmp_path, rob="demo:bor", storage=str(tmp_path / "file" / "runs"))
+    status, shown = mixednuts("check", str(file))
     assert status == 1
     assert "rob='demo:bor'" in shown
     assert f"storage: {tmp_path / 'file'} is a file, not a folder" in shown
 
 
 def test_check_asks_for_the_bucket_before_anything_is_loaded(tmp_path: Path, object_store: ObjectStore) -> None:
-    content = tiny_content(tmp_path) | {"storage": "s3://no-such-bucket/runs"}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
+    file = str(tiny_file(tmp_path, storage="s3://no-such-bucket/runs"))
+    status, shown = mixednuts("check", file)
     assert status == 1
     assert "storage: s3://no-such-bucket: there is no such place" in shown
     assert "Create the bucket or folder, or correct `storage`" in shown
     assert "trying the classifiers" not in shown
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--set", f"storage={object_store.uri('empty')}")
+    status, shown = mixednuts("check", file, "--set", f"storage={object_store.uri('empty')}")
     assert status == 0, shown
 
 
 def test_check_reports_a_valid_configuration_and_writes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--local", "--set", "seed=3")
+    file = str(tiny_file(tmp_path))
+    status, shown = mixednuts("check", file, "--local", "--set", "seed=3")
     assert status == 0, shown
     assert "24 images of 1 x 8 x 8, 10 classes" in shown
-    assert f"Next: mixednuts run {tmp_path / 'mine.yaml'} --set seed=3 --local\n" in shown
+    assert f"Next: mixednuts run {file} --set seed=3 --local\n" in shown
     assert not (tmp_path / "runs").exists()
-
-
-def test_list_shows_the_entries_of_the_package_and_of_your_files(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from mixednuts_dist.config.register import CLAMPS\n"
-        "@CLAMPS('cube', describes='the third power')\n"
-        "def cube(u_BK): return u_BK**3\n"
-    )
-    content = tiny_content(tmp_path / "runs", extensions=[str(tmp_path / "mine.py")])
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    assert "the third power" not in mixednuts("schema", "--names")[1]
-    status, shown = mixednuts("schema", "--names", str(tmp_path / "mine.yaml"))
-    assert status == 0, shown
-    assert "datasets\n  digits " in shown
-    assert "the third power  (yours)" in shown
 
 
 COMMANDS = [command for commands in SECTIONS.values() for command in commands]
@@ -193,17 +174,15 @@ def test_init_for_one_classifier_writes_no_mixture(tmp_path: Path) -> None:
 def test_local_changes_what_check_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster's workers need no memory of this machine; those of --local do."""
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
-    content = tiny_content(tmp_path / "runs", compute={"num_workers": 100_000})
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    assert mixednuts("check", str(tmp_path / "mine.yaml"))[0] == 0
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--local")
+    file = str(tiny_file(tmp_path, compute={"num_workers": 100_000}))
+    assert mixednuts("check", file)[0] == 0
+    status, shown = mixednuts("check", file, "--local")
     assert status == 1
     assert "compute: 100000 workers on this machine" in shown
 
 
 def test_local_excludes_address(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
-    status, shown = mixednuts("run", str(tmp_path / "mine.yaml"), "--local", "--address", "127.0.0.1:6379")
+    status, shown = mixednuts("run", str(tiny_file(tmp_path)), "--local", "--address", "127.0.0.1:6379")
     assert status == 2
     assert "--local does not use a Ray cluster; drop --address" in shown
     for command in ("run", "attack", "search", "evaluate", "study"):

@@ -14,7 +14,7 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import Pace, RunStatus, StageStatus, print_status
 from mixednuts_dist.reports.counts import Count
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.runs import Finished, tiny_content, tiny_file
+from tests.helpers.runs import Finished, tiny_file
 
 RUNNING = Pace(
     images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished_seconds_ago=8.0,
@@ -56,8 +56,7 @@ def test_a_run_that_was_just_submitted_has_not_started(tmp_path: Path) -> None:
 
 
 def test_a_deleted_bucket_is_not_a_run_that_has_not_started(tmp_path: Path, object_store: ObjectStore) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump({**tiny_content(tmp_path), "storage": "s3://no-such-bucket/runs"}))
+    config = tiny_file(tmp_path, storage="s3://no-such-bucket/runs")
     shown = CliRunner().invoke(main, ["status", str(config)])
     assert shown.exit_code == 1
     assert "s3://no-such-bucket: there is no such place" in shown.stderr

@@ -1,4 +1,4 @@
-"""The paper's formulas in NumPy, to check the studies' numbers."""
+"""The formulas of the paper in NumPy, to check the numbers of reports and studies."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ Array = np.ndarray[Any, Any]
 
 
 def softmax(logits_NK: Array) -> Array:
-    shifted = np.exp(logits_NK - logits_NK.max(axis=1, keepdims=True))
+    shifted = np.exp(logits_NK.astype(np.float64) - logits_NK.max(axis=1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
 

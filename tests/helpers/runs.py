@@ -35,14 +35,14 @@ class MainJob(NamedTuple):
     stderr: str
 
 
-def tiny_file(folder: Path, **changes: Any) -> Path:
+def tiny_file(folder: Path, /, **changes: Any) -> Path:
     """Write the tiny configuration as `tiny.yaml`, with the storage `folder/runs`."""
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(tiny_content(folder / "runs", **changes)))
     return path
 
 
-def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
+def tiny_content(storage: Path, /, **changes: Any) -> dict[str, Any]:
     """24 digits, a few iterations: seconds on one core."""
     content: dict[str, Any] = {
         "name": "tiny",

@@ -50,19 +50,15 @@ class SimulatedCard(contextlib.ExitStack):
         super().__init__()
         self.waits: collections.Counter[str] = collections.Counter()
         self.copies: collections.Counter[str] = collections.Counter()
-        self.recorded: list[torch.device] = []  # the devices on whose streams events were recorded
         self._there: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._pinned: dict[int, StorageWeakRef] = {}
-        self.fractions: list[float] = []  # the memory limits that processes set
         self.ignoring = False
 
     def __enter__(self) -> "SimulatedCard":
         super().__enter__()
-        card = self
 
         class Event:
-            def record(self, stream: torch.device = CARD) -> None:
-                card.recorded.append(stream)
+            def record(self, stream: torch.device = CARD) -> None: ...
 
             def synchronize(self) -> None: ...  # the step is over: no wait
 
@@ -70,9 +66,9 @@ class SimulatedCard(contextlib.ExitStack):
             "is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 0, "Event": Event,
             "current_stream": lambda device=CARD: torch.device(device),
             "get_device_name": lambda *_: "a simulated card", "get_device_capability": lambda *_: (9, 0),
-            "synchronize": lambda *_: card.waited("synchronize"), "empty_cache": lambda: None,
+            "synchronize": lambda *_: self.waited("synchronize"), "empty_cache": lambda: None,
             "get_rng_state": lambda *_: torch.zeros(0), "set_rng_state": lambda *_: None,
-            "set_per_process_memory_fraction": self.fractions.append,
+            "set_per_process_memory_fraction": lambda _: None,
             "is_bf16_supported": lambda *_, **__: True, "mem_get_info": lambda *_: (140 << 30, 141 << 30),
         }.items():  # fmt: skip
             self.enter_context(mock.patch.object(torch.cuda, name, value))

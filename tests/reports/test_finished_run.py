@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from bs4 import BeautifulSoup
 from PIL import Image
-from scipy.special import erf
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import RunConfig, parse_config
@@ -25,6 +24,7 @@ from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search import read_candidates
+from tests.helpers.plain import signed_margin, softmax, transformed
 from tests.helpers.runs import rows_of, tiny_content
 
 
@@ -61,28 +61,8 @@ def columns(config: RunConfig, stage: str) -> dict[str, np.ndarray]:
     return {name: np.array([row for table in tables for row in table[name]]) for name in tables[0]}
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-def layer_normed(logits: np.ndarray) -> np.ndarray:
-    logits = logits.astype(np.float64)
-    return (logits - logits.mean(axis=1, keepdims=True)) / np.sqrt(logits.var(axis=1, ddof=1, keepdims=True) + 1e-8)
-
-
 def mapped(logits: np.ndarray, chosen: dict[str, Any]) -> np.ndarray:
-    v = layer_normed(logits) + chosen["bias"]
-    v = v * (1 + erf(v / math.sqrt(2))) / 2
-    return chosen["scale"] * np.abs(v) ** chosen["power"] * np.sign(v)
-
-
-def gap(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The signed margin, by sorting."""
-    rows = np.arange(len(labels))
-    others = probs.copy()
-    others[rows, labels] = -1
-    return probs[rows, labels] - others.max(axis=1)
+    return transformed(logits, chosen["scale"], chosen["power"], chosen["bias"])
 
 
 def predicted(stored: Stored, chosen: dict[str, Any]) -> tuple[int, int]:
@@ -90,7 +70,7 @@ def predicted(stored: Stored, chosen: dict[str, Any]) -> tuple[int, int]:
     labels = stored.attacked["label"]
     std = np.eye(10)[stored.attacked["std_clean"].argmax(axis=1)]
     mixture = chosen["one_minus_alpha"] * std + chosen["alpha"] * softmax(mapped(stored.attacked["rob_clean"], chosen))
-    margins = gap(softmax(mapped(stored.attacked["rob_attacked"], chosen)), labels)
+    margins = signed_margin(mapped(stored.attacked["rob_attacked"], chosen), labels)
     return int((mixture.argmax(axis=1) == labels).sum()), int((margins >= chosen["cutoff"] - 1e-12).sum())
 
 
@@ -190,7 +170,7 @@ def test_pictures_are_the_stored_images(stored: Stored, page: BeautifulSoup) -> 
     ids = [int(card[0].split(",")[0].removeprefix("Image ")) for card in cards]
     robust = stored.evaluated["robust"]
     narrowest = np.argsort(
-        np.where(robust, gap(softmax(stored.evaluated["mixed_attacked"]), stored.attacked["label"]), 9)
+        np.where(robust, signed_margin(stored.evaluated["mixed_attacked"], stored.attacked["label"]), 9)
     )
     assert set(narrowest[: min(4, robust.sum())]) <= set(ids)
 

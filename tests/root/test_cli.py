@@ -67,16 +67,3 @@ def test_each_job_script_is_its_command(stage: str) -> None:
     shown = subprocess.run(script, capture_output=True, text=True, check=False)
     assert shown.returncode == 1
     assert "nowhere.yaml: no such configuration file" in shown.stderr
-
-
-def test_help_and_schema() -> None:
-    assert "report" in command("--help").stdout
-    schema = json.loads(command("schema").stdout)
-    assert set(schema["required"]) == {"name", "data", "rob", "threat"}
-
-
-def test_an_address_where_nothing_answers_is_named(written: Callable[..., str]) -> None:
-    shown = command("attack", written(), "--address", "127.0.0.1:1")
-    assert shown.returncode == 1
-    assert "127.0.0.1:1" in shown.stderr
-    assert "Traceback" not in shown.stderr

@@ -1,4 +1,4 @@
-"""The certify stage from the configuration to the report: same rows after a kill, bad input."""
+"""The certify stage from the configuration to the report."""
 
 from dataclasses import replace
 from pathlib import Path

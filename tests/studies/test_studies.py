@@ -169,14 +169,6 @@ def test_a_clamp_has_the_objective_of_its_own_formula(bench: Bench, rows: Rows) 
         assert number(row["objective"]) == pytest.approx(paper_objective(rows, s, p, c, bench.beta, clamp))
 
 
-def mixed_by_hand(rows: Rows, alpha: float) -> np.ndarray:
-    """The classes of the paper's baseline Mixed (equation 1): both softmaxes at temperature 1."""
-    std, rob = (np.exp(z - z.max(axis=1, keepdims=True)) for z in (rows.std.astype(float), rows.clean.astype(float)))
-    std, rob = (powers / powers.sum(axis=1, keepdims=True) for powers in (std, rob))
-    classes: np.ndarray = ((1 - alpha) * std + alpha * rob).argmax(axis=1)
-    return classes
-
-
 def test_mixed_is_equation_1_at_surrogate_beta(bench: Bench, rows: Rows) -> None:
     table = outcome(bench, "no-transform").table
     raw = plain.signed_margin(rows.attacked[rows.survived].astype(np.float64), rows.labels[rows.survived])
@@ -184,7 +176,7 @@ def test_mixed_is_equation_1_at_surrogate_beta(bench: Bench, rows: Rows) -> None
     alpha = 1 / (1 + plain.cutoff(raw, beta))
     row = table.row("none (Mixed)")
     assert number(row["alpha"]) == pytest.approx(alpha)
-    expected = int((mixed_by_hand(rows, alpha) == rows.labels).sum())
+    expected = int((plain.mixed_classes(rows.std, rows.clean, alpha, temperature=1) == rows.labels).sum())
     assert correct(row["clean on all images, exact"]) == correct(row["clean"]) == expected
     main = outcome(bench, "main").table
     assert correct(main.row("Mixed")["clean"]) == expected
@@ -312,7 +304,9 @@ def test_the_trade_off_measures_what_the_mixture_answers(bench: Bench, rows: Row
         row = table.row(f"Mixed, beta = {beta:g}")
         alpha = 1 / (1 + plain.cutoff(raw, beta))
         assert number(row["alpha"]) == pytest.approx(alpha)
-        assert correct(row["clean"]) == int((mixed_by_hand(rows, alpha) == rows.labels).sum())
+        assert correct(row["clean"]) == int(
+            (plain.mixed_classes(rows.std, rows.clean, alpha, temperature=1) == rows.labels).sum()
+        )
     assert correct(table.row("rob")["robust"]) == int(rows.survived.sum())
 
 
