@@ -30,23 +30,6 @@ def gather(attack, search, evaluate, **changes) -> RunResults:
     return gather_results(in_batches(attack, evaluate), search=search, **settings)
 
 
-def test_accuracy_counts_equal_the_rows() -> None:
-    attack = made_up_attack()
-    search = made_up_search(attack)
-    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
-    results = gather(attack, search, evaluate)
-    expected = {
-        "std": (attack.std_clean_NK, attack.labels_N, ~attack.std_broken_N),
-        "rob": (attack.rob_clean_NK, attack.labels_N, ~attack.rob_broken_N),
-        "mixed": (evaluate.mixed_clean_NK, evaluate.labels_N, evaluate.robust_N),
-    }
-    for classifier, (clean_NK, labels_N, robust_N) in expected.items():
-        row = results.row(classifier)
-        assert row.clean.correct == sum(clean_NK.argmax(1).tolist()[n] == labels_N.tolist()[n] for n in range(300))
-        assert row.robust.correct == sum(robust_N.tolist())
-        assert row.clean.total == row.robust.total == 300
-
-
 def test_survival_is_what_stands_after_each_step(results: RunResults) -> None:
     standing = [step.standing.correct for step in results.survival]
     assert [step.step for step in results.survival] == ["clean", "warm-start", "apgd-ce", "apgd-t", "fab-t", "square"]
