@@ -13,7 +13,7 @@ import pickle
 import tarfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -147,11 +147,10 @@ def _shortened(text: str, most: int = 300) -> str:
     return flat if len(flat) <= most else f"{flat[:most]} ..."
 
 
-def fetch(item: Missing, on_bytes: Callable[[int, int], None] = lambda _done, _all: None) -> str:
+def fetch(item: Missing) -> str:
     """Download a missing file from the first of its sources that has it, and return its sha256.
 
     The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one.
-    `on_bytes` is called with the number of bytes written and the total (0 if the server does not send it).
 
     Raises:
         BaseClassifierError: if no source is known, all of them refuse, or a file's sha256 is not the published one;
@@ -164,20 +163,20 @@ def fetch(item: Missing, on_bytes: Callable[[int, int], None] = lambda _done, _a
     *first, last = item.url, *item.mirrors
     for url in first:
         try:
-            return _from_server(replace(item, url=url), on_bytes)
+            return _from_server(replace(item, url=url))
         except BaseClassifierError as error:
             logger.warning("%s", error)
             Path(f"{item.path}.part").unlink(missing_ok=True)
-    return _from_server(replace(item, url=last), on_bytes)
+    return _from_server(replace(item, url=last))
 
 
-def _from_server(item: Missing, on_bytes: Callable[[int, int], None]) -> str:
+def _from_server(item: Missing) -> str:
     path = Path(item.path)
     is_archive = item.url.endswith(_ARCHIVE)
     target = path.parents[1] / item.url.rpartition("/")[2] if is_archive else path  # it holds the file's own folder
     part = target.with_name(f"{target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    _download(item, part, on_bytes)
+    _download(item, part)
     sha256 = _sha256(part)
     if not sha256.startswith(item.sha256):
         part.unlink()
@@ -196,7 +195,7 @@ def _from_server(item: Missing, on_bytes: Callable[[int, int], None]) -> str:
     return sha256
 
 
-def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -> None:
+def _download(item: Missing, part: Path) -> None:
     """Download the file to `part`, and resume after a lost connection."""
     for attempt in range(_TRIES):
         have = part.stat().st_size if part.exists() else 0
@@ -209,11 +208,9 @@ def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -
                     raise _refused(item, f"{response.status_code} {response.reason}")
                 if response.status_code != 206:
                     have = 0  # the server ignores the range and sends the whole file
-                length = int(response.headers.get("Content-Length", 0))
                 with part.open("ab" if have else "wb") as file:
                     for block in response.iter_content(_BLOCK):
                         file.write(block)
-                        on_bytes(file.tell(), have + length)
                 return
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             if attempt == _TRIES - 1:

@@ -1,9 +1,9 @@
 """`torchvision:`, `timm:` and `hf:` URIs: a library's classifier with the normalization of its weights inside."""
 
-import ast
 import contextlib
 import difflib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .base_classifiers import Normalized
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_LINES = re.MULTILINE | re.DOTALL
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which timm asks for them
 
 
@@ -67,37 +68,22 @@ def missing_checkpoint(url: str, what: str, folder: Path | None = None) -> Itera
 
 
 def torchvision_url(name: str, weights: str) -> str | None:
-    """Where torchvision downloads the weights of a model, read from its source: importing it takes seconds.
+    """Return the address of a model's weights, read from torchvision's source, because its import takes seconds.
 
-    `def resnet18(*, weights: Optional[ResNet18_Weights] = None, ...)` names the class of the model's weights, and
+    `def resnet18(*, weights: Optional[ResNet18_Weights] = None, ...)` names the class of the weights, and
     `class ResNet18_Weights: IMAGENET1K_V1 = Weights(url="https://...")` has their address; `DEFAULT = IMAGENET1K_V1`.
     """
     package = find_spec("torchvision")
-    if package is None or not package.submodule_search_locations:
-        return None
-    for path in sorted((Path(package.submodule_search_locations[0]) / "models").glob("*.py")):
+    folders = package.submodule_search_locations if package else None
+    for path in sorted(Path(folders[0], "models").glob("*.py")) if folders else ():
         text = path.read_text(encoding="utf-8")
-        if f"def {name}(" in text:
-            return _url_in(ast.parse(text), name, weights)
-    return None
-
-
-def _url_in(tree: ast.Module, name: str, weights: str) -> str | None:
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    annotations = [one.annotation for one in function.args.kwonlyargs if one.arg == "weights" and one.annotation]
-    named = {node.id for one in annotations for node in ast.walk(one) if isinstance(node, ast.Name)}
-    members: dict[str, ast.expr] = {}
-    for cls in tree.body:
-        if isinstance(cls, ast.ClassDef) and cls.name in named:
-            assigned = [node for node in cls.body if isinstance(node, ast.Assign)]
-            members |= {
-                target.id: one.value for one in assigned for target in one.targets if isinstance(target, ast.Name)
-            }
-    found = members.get(weights)
-    found = members.get(found.id) if isinstance(found, ast.Name) else found
-    for keyword in found.keywords if isinstance(found, ast.Call) else ():
-        if keyword.arg == "url" and isinstance(keyword.value, ast.Constant):
-            return str(keyword.value.value)
+        if function := re.search(rf"^def {re.escape(name)}\(.*?\[(\w+)\]", text, _LINES):
+            kind = re.search(rf"^class {function[1]}\(.*?(?=^\S)", text, _LINES)
+            members = kind[0] if kind else ""
+            default = re.search(r"^    DEFAULT = (\w+)", members, _LINES)
+            wanted = default[1] if default and weights == "DEFAULT" else re.escape(weights)
+            url = re.search(rf'^    {wanted} = Weights\(.*?url="(.+?)"', members, _LINES)
+            return url[1] if url else None
     return None
 
 
