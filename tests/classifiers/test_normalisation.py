@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.classifiers.base_classifiers import Normalized, check_classifier, load_classifier
-from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
+from mixednuts_dist.classifiers.base_classifiers import Normalized, check_classifier
 from mixednuts_dist.errors import BaseClassifierError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -42,13 +41,3 @@ def test_two_normalisations_are_told_with_the_inner_one_s_name() -> None:
 )
 def test_one_normalisation_is_none_of_our_business(model: nn.Module) -> None:
     check_classifier(model.eval(), images(), "rob")
-
-
-def test_wrapped_robustbench_model_warns_of_normalization() -> None:
-    """A zoo model already normalizes, and the usual wrapper does it again."""
-    utilities = import_robustbench("robustbench.model_zoo.architectures.utils_architectures")
-    inner = load_classifier("torchvision:shufflenet_v2_x0_5?weights=none", "rob")
-    wrapped = utilities.normalize_model(inner, MEAN, STD).eval()
-    with pytest.raises(BaseClassifierError, match="normalised twice"):
-        check_classifier(wrapped, torch.rand(2, 3, 32, 32), "rob")
-    assert check_classifier(utilities.normalize_model(inner.net, MEAN, STD).eval(), torch.rand(2, 3, 32, 32), "rob")

@@ -1,9 +1,7 @@
 """The examples draw their figures, and the site builds without a warning."""
 
-import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,22 +16,6 @@ ROOT = Path(mixednuts_dist.__file__).parents[1]
 WITHOUT_PICTURE = {"corruptions.py", "pgd.py", "serve.py"}  # an extension, an attack and a server
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in WITHOUT_PICTURE)
 SHOWN = ROOT / "docs" / "figures" / "examples"
-
-
-def test_gallery_has_every_study_and_the_finished_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "studies" / "margins").mkdir(parents=True)
-    study = {"title": "Margins <of rob>", "findings": ["rob is surer where it is right."]}
-    (tmp_path / "studies" / "margins" / "study.json").write_text(json.dumps(study))
-    monkeypatch.setenv("MIXEDNUTS_DEMO", str(tmp_path))
-    page = ["# Studies\n"]
-    runpy.run_path(str(ROOT / "docs" / "conf.py"))["fill_the_gallery"](None, "studies", page)
-    sections = dict(part.split("\n", 1) for part in page[0].split("\n### ")[1:])
-    assert tuple(sections) == STUDIES.names()
-    for name, text in sections.items():
-        assert f"mixednuts study {name} CONFIG" in text
-        assert ("demo-studies/margins/figure.svg" in text) == (name == "margins")
-    assert 'alt="Margins &lt;of rob&gt;"' in sections["margins"]
-    assert "<p>rob is surer where it is right.</p>" in sections["margins"]
 
 
 @pytest.mark.slow
