@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import ClassifierSource, Missing, with_missing
+from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError
 from .checkpoints import import_quietly, load_weights, quietly, tensors_only
 
@@ -36,7 +36,8 @@ def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missi
             )  # fmt: skip
 
 
-def _missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
+def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
+    """List the missing files of `timm:` URIs."""
     if uri.option("weights") or uri.option("checkpoint"):
         return
     timm = import_quietly("timm")  # the one library that must be imported to say where its weights are
@@ -49,7 +50,13 @@ def _missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
         yield from missing_checkpoint(config.url, f"timm:{uri.target}")
 
 
-def _missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
+def missing_from_hub(uri: ClassifierSource) -> Iterator[Missing]:
+    """List the missing files of `hf:` URIs."""
+    return missing_hub_files(uri.target, ("config.json",), _HUB_FILES)
+
+
+def missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
+    """List the missing files of `torchvision:` URIs."""
     if uri.option("weights") != "none" and not uri.option("checkpoint"):
         url = torchvision_url(uri.target, uri.option("weights") or "DEFAULT")
         yield from missing_checkpoint(url, f"torchvision:{uri.target}") if url else ()
@@ -90,8 +97,7 @@ def torchvision_url(name: str, weights: str) -> str | None:
 @CLASSIFIERS("timm", describes="a timm model", order=4, forms=("timm:NAME[?checkpoint=FILE]",), target="text",
              options={"weights": ("text", "none: random ones"), "checkpoint": ("file", "of weights"),
                       "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
-             random_weights=True, downloads=True)  # fmt: skip
-@with_missing(_missing_from_timm)
+             random_weights=True, missing="missing_from_timm")  # fmt: skip
 def load_timm(uri: ClassifierSource) -> "Normalized":
     """Build a timm model with its pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
@@ -114,8 +120,8 @@ def load_timm(uri: ClassifierSource) -> "Normalized":
 
 
 @CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
-             target="repository", options={"num_classes": ("number", "of the last layer")}, downloads=True)  # fmt: skip
-@with_missing(lambda uri: missing_hub_files(uri.target, ("config.json",), _HUB_FILES))
+             target="repository", options={"num_classes": ("number", "of the last layer")},
+             missing="missing_from_hub")  # fmt: skip
 def load_hub(uri: ClassifierSource) -> "Normalized":
     """Build a timm model of the Hugging Face hub, from the local cache or the network.
 
@@ -132,8 +138,7 @@ def load_hub(uri: ClassifierSource) -> "Normalized":
              target="text",
              options={"weights": ("text", "their name, DEFAULT, or none"), "checkpoint": ("file", "of weights"),
                       "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
-             random_weights=True, downloads=True)  # fmt: skip
-@with_missing(_missing_from_torchvision)
+             random_weights=True, missing="missing_from_torchvision")  # fmt: skip
 def load_torchvision(uri: ClassifierSource) -> "Normalized":
     """Build a torchvision classifier with `weights=NAME` (by default DEFAULT), `checkpoint=FILE`, or `weights=none`.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import ClassifierSource, Missing, with_missing
+from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError, InvalidInputError, MissingExtra
 from .checkpoints import import_quietly
 from .model_libraries import downloads, missing_checkpoint, missing_hub_files
@@ -27,7 +27,8 @@ _HUB_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  #
 _PROMPTS_AT_ONCE = 256
 
 
-def _missing_files(uri: ClassifierSource) -> Iterator[Missing]:
+def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
+    """List the missing files of `openclip:` URIs."""
     classes = uri.option("classes")
     if classes and classes != "imagenet" and not Path(classes).is_file():
         yield Missing("file of class names", str(Path(classes).absolute()), "write it: one name a line, in label order")
@@ -55,8 +56,7 @@ def _missing_files(uri: ClassifierSource) -> Iterator[Missing]:
                       "template": ("text", "of a prompt, {} for the class, or a .txt file of several, one a line"),
                       "pretrained": ("text", "a tag of open_clip, a file of weights, or none: random ones"),
                       "weights": ("none", "the same as pretrained=none"), "seed": ("number", "of random weights")},
-             random_weights=True, downloads=True)  # fmt: skip
-@with_missing(_missing_files)
+             random_weights=True, missing="missing_weights")  # fmt: skip
 def load_openclip(uri: ClassifierSource) -> "nn.Module":
     """Build the zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from ..config.register import CLASSIFIERS
-from ..config.uris import ClassifierSource, Missing, with_missing
+from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError
 from .checkpoints import import_quietly, quietly, read_state_dict, require_checkpoint, tensors_only
 
@@ -125,12 +125,13 @@ def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
     return found
 
 
-def _missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
+def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
+    """List the missing files of `robustbench:` URIs."""
     if uri.option("weights") == "none":
         return
     if _is_whole_mixture(uri):
         for part in _parts(uri):
-            yield from _missing_weights(part)
+            yield from missing_weights(part)
         return
     ids = drive_ids(*_benchmark(uri))
     if uri.target not in ids:
@@ -156,8 +157,7 @@ def _missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
                       "threat": ("Linf|L2|corruptions", "Linf by default"),
                       "part": ("std", "of Bai2024MixedNUTS"), "model_dir": ("text", "folder of weights"),
                       "weights": ("none", "random ones"), "seed": ("number", "of weights=none")},
-             random_weights=True, downloads=True)  # fmt: skip
-@with_missing(_missing_weights)
+             random_weights=True, missing="missing_weights")  # fmt: skip
 def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
     """Build the model with its published weights, or for `weights=none` with random ones.
 
@@ -171,7 +171,7 @@ def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
         return random_zoo_model(uri)
     dataset, threat = _benchmark(uri)
     files = _weight_files(uri, _entry(uri)["gdrive_id"])
-    for item in _missing_weights(uri):
+    for item in missing_weights(uri):
         try:
             require_checkpoint(Path(item.path))
         except BaseClassifierError as error:
@@ -238,9 +238,7 @@ def _published_std(dataset: str) -> "nn.Module":
 
 
 def _benchmark(uri: ClassifierSource) -> tuple[str, str]:
-    dataset, threat = uri.option("dataset", "cifar10"), uri.option("threat", "Linf")
-    assert dataset is not None and threat is not None
-    return dataset, threat
+    return uri.option("dataset") or "cifar10", uri.option("threat") or "Linf"
 
 
 def _entry(uri: ClassifierSource) -> dict[str, Any]:

@@ -15,16 +15,17 @@ A check takes milliseconds, because it loads no torch, weights or images. The de
 `target` and the kind of an option are one of the names in `_KINDS`, or the valid values separated by bars ("std|rob").
 By default, an entry accepts any target and no option. Further facts: `any_option` (the options are keyword arguments of
 a function), `gradients=False` (a black box), `random_weights` (`weights=none` builds it without files), `image_shape`
-(C, H, W), `preprocess` (the default of that option), `downloads` (a function lists what is missing on this machine: see
-`with_missing`).
+(C, H, W), `preprocess` (the default of that option), `missing` (the
+name of a function in the same file that lists what is missing on this machine, without importing torch).
 """
 
 import difflib
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler
@@ -60,7 +61,6 @@ GIVEN = "given"  # scheme that a run writes for an object that the caller passed
 TWO_CHECKPOINTS = Path(__file__).with_name("nets.py.txt").read_text(encoding="utf-8")
 
 Find = Callable[[str], str]  # from a path as written to the path of the file on this machine
-Opener = TypeVar("Opener", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Source(Located):
         lacking = list(self._lacking_files())
         if not lacking:
             self.check(key)
-            if self.fact("downloads"):
-                lacking = list(self.register.get(self.scheme).missing(self))
+            if self.entry and (name := self.fact("missing")):
+                lacking = list(getattr(importlib.import_module(self.entry.home), name)(self))
         return lacking
 
     @property
@@ -335,19 +335,6 @@ class ClassifierSource(Source):
             return None
         kept = [(key, value) for key, value in self.options if key not in ("weights", "checkpoint", "pretrained")]
         return type(self)(f"{self.scheme}:{self.target}?{urlencode([*kept, ('weights', 'none')])}")
-
-
-def with_missing(find: Callable[[Any], Iterable[Missing]]) -> Callable[[Opener], Opener]:
-    """Return a decorator that attaches to an opener the function that lists what is missing.
-
-    Its entry has the fact `downloads=True`. Its module imports torch only in functions, so `Source.missing` is quick.
-    """
-
-    def mark(opener: Opener) -> Opener:
-        opener.missing = find  # type: ignore[attr-defined]
-        return opener
-
-    return mark
 
 
 def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> dict[str, str]:

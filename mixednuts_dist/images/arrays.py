@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..config.register import DATASETS
-from ..config.uris import DatasetSource, Missing, with_missing
+from ..config.uris import DatasetSource, Missing
 from ..errors import DatasetError
 from .datasets import Dataset
 
@@ -124,7 +124,8 @@ def load_digits_split(split: Literal["train", "test"]) -> "tuple[Tensor, Tensor]
     return images_BCHW, torch.from_numpy(rows[:, -1].copy())
 
 
-def _missing_cifar(uri: DatasetSource) -> Iterator[Missing]:
+def missing_cifar(uri: DatasetSource) -> Iterator[Missing]:
+    """List the missing files of `cifar10:` and `cifar100:` URIs."""
     name, folder = uri.scheme.upper(), Path(uri.target or CIFAR_ROOT)
     file, url = _CIFAR_FILES[name]
     if not (folder / file).is_file():
@@ -136,10 +137,9 @@ def _cifar_command(name: str, folder: Path) -> str:
 
 
 @DATASETS("cifar10", describes="CIFAR-10's test images, as torchvision keeps them", order=2, forms=("cifar10[:ROOT]",),
-          image_shape=(3, 32, 32), downloads=True)  # fmt: skip
+          image_shape=(3, 32, 32), missing="missing_cifar")  # fmt: skip
 @DATASETS("cifar100", describes="CIFAR-100's test images, as torchvision keeps them", order=3,
-          forms=("cifar100[:ROOT]",), image_shape=(3, 32, 32), downloads=True)  # fmt: skip
-@with_missing(_missing_cifar)
+          forms=("cifar100[:ROOT]",), image_shape=(3, 32, 32), missing="missing_cifar")  # fmt: skip
 def open_cifar(uri: DatasetSource) -> ArrayImages:
     """Open the test split in ROOT.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..classifiers.robustbench_zoo import robustbench_file
 from ..config.register import DATASETS
-from ..config.uris import PREPROCESS, DatasetSource, Missing, with_missing
+from ..config.uris import PREPROCESS, DatasetSource, Missing
 from ..errors import DatasetError
 from .datasets import Dataset
 
@@ -174,7 +174,8 @@ def class_labels() -> dict[str, int]:
     return labels
 
 
-def _missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
+def missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
+    """List the missing files of `imagenet:` URIs."""
     folder = _validation_folder(uri)
     # Some of them are enough: a run uses the images that exist, and a warning counts the missing ones.
     if not any((folder / name).is_file() for name in evaluation_names()):
@@ -189,8 +190,7 @@ def _missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
           forms=("imagenet:ROOT[?preprocess=BicubicRes256Crop224]",), target="folder", preprocess="Res256Crop224",
           options={"preprocess": ("preprocess", "Res256Crop224 by default"),
                    "order": ("classes", "the first image of each class, then the second of each, and so on")},
-          downloads=True)  # fmt: skip
-@with_missing(_missing_imagenet)
+          missing="missing_imagenet")  # fmt: skip
 def open_imagenet(uri: DatasetSource) -> ImageFiles:
     """Open the images of RobustBench's 5000 that are in ROOT, in its order and with its labels.
 
