@@ -48,12 +48,17 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer.*git lfs pull"),
         (b"", "is empty"),
         (b"PK\x03\x04 cut short", "is damaged"),
+        ({"a": 1}, r"holds \['a'\]"),
+        ([1.0], "holds list"),
+        (nn.Conv2d(3, 8, 3).state_dict(), r"w\.pt does not fit Sequential: .*Missing key"),
     ],
+    ids=["page", "page without type", "pointer", "empty", "cut", "no tensors", "list", "another architecture"],
 )
-def test_what_a_failed_download_leaves_is_told(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "w.pt").write_bytes(content)
+def test_files_that_are_not_the_weights_raise(tmp_path: Path, content: object, message: str) -> None:
+    path = tmp_path / "w.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(BaseClassifierError, match=message):
-        read_state_dict(tmp_path / "w.pt")
+        load_weights(net(1), path)
 
 
 def test_pickled_objects_are_refused_and_not_built(tmp_path: Path) -> None:
@@ -62,16 +67,3 @@ def test_pickled_objects_are_refused_and_not_built(tmp_path: Path) -> None:
         read_state_dict(tmp_path / "w.pt")
     with tensors_only(), pytest.raises(Exception, match=r"datetime\.date"):
         torch.load(tmp_path / "w.pt", weights_only=False)  # as some libraries ask for
-
-
-@pytest.mark.parametrize(("content", "message"), [({"a": 1}, r"holds \['a'\]"), ([1.0], "holds list")])
-def test_what_is_no_state_dict_is_named(tmp_path: Path, content: object, message: str) -> None:
-    torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(BaseClassifierError, match=message):
-        read_state_dict(tmp_path / "w.pt")
-
-
-def test_another_architecture_is_named(tmp_path: Path) -> None:
-    torch.save(nn.Conv2d(3, 8, 3).state_dict(), tmp_path / "w.pt")
-    with pytest.raises(BaseClassifierError, match=r"w\.pt does not fit Sequential: .*Missing key"):
-        load_weights(net(1), tmp_path / "w.pt")

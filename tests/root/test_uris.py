@@ -1,5 +1,7 @@
 """URIs: each invalid form raises at once, without torch, and lists the valid ones."""
 
+import pickle
+
 import pytest
 
 from mixednuts_dist.config.run_config import parse_config
@@ -75,3 +77,13 @@ def test_a_black_box_keeps_its_query_and_its_fragment_apart() -> None:
     parsed = ClassifierSource("http://host:80/classify?model=a#classes=10")
     assert (parsed.target, parsed.option("model"), parsed.fragment) == ("//host:80/classify", "a", "classes=10")
     assert ClassifierSource("py:a#b.py:f").target == "a#b.py:f"
+
+
+def test_a_source_travels_with_its_object_and_as_it_was_written() -> None:
+    placed = ClassifierSource("py:nets.py:rob?depth=3").located(lambda path: f"/job/{path}")
+    held = ClassifierSource.holding({"any": "module"}, 64 * "0")
+    for source in (placed, held):
+        there = pickle.loads(pickle.dumps(source))
+        assert vars(there) == vars(source) and there == source
+    assert (placed.written, placed.code_file) == ("py:nets.py:rob?depth=3", "/job/nets.py")
+    assert held.open("rob") == {"any": "module"}
