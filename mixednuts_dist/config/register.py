@@ -21,7 +21,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Generic, TypeVar
@@ -50,11 +50,11 @@ class Register(Generic[T]):
     Args:
         constant: name of the constant that holds this register; decorators are found by it in the source.
         kind: noun for an entry, for messages.
-        room: the folder of the package whose files register the built-in entries.
+        package: the subpackage whose files register the built-in entries.
     """
 
-    def __init__(self, constant: str, kind: str, room: str, plural: str = "") -> None:
-        self.constant, self.kind, self.room = constant, kind, room
+    def __init__(self, constant: str, kind: str, package: str, plural: str = "") -> None:
+        self.constant, self.kind, self.package = constant, kind, package
         self.plural = plural or f"{kind}s"
         self._made: dict[str, T] = {}
         self._added: dict[str, Entry] = {}  # by extensions
@@ -69,7 +69,7 @@ class Register(Generic[T]):
 
         def register(made: T) -> T:
             home = str(getattr(made, "__module__", ""))
-            taken = self._entry(name)
+            taken = self.entries().get(name)
             if taken is not None and taken.home != home:
                 raise ConfigError(
                     f"{self.kind} {name!r} of {home} has the name of one of {taken.home}; choose another name"
@@ -83,7 +83,7 @@ class Register(Generic[T]):
 
     def entries(self) -> dict[str, Entry]:
         """Return every entry by name: the package's own by `order=`, then by file, and then those of extensions."""
-        return {**_built_in(self.constant, self.room), **self._added}
+        return {**_built_in(self.constant, self.package), **self._added}
 
     def names(self) -> tuple[str, ...]:
         """Return every valid name."""
@@ -95,7 +95,7 @@ class Register(Generic[T]):
         Raises:
             InvalidInputError: if it is not registered. The message lists the valid names.
         """
-        if self._entry(name) is None:
+        if name not in self.entries():
             raise InvalidInputError(unknown_name(self.kind, name, self.names()))
         return name
 
@@ -110,9 +110,6 @@ class Register(Generic[T]):
         """Drop what the module `home` of an extension has registered."""
         for name in [name for name, entry in self._added.items() if entry.home == home]:
             del self._added[name], self._made[name]
-
-    def _entry(self, name: str) -> Entry | None:
-        return self.entries().get(name)
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> str:
@@ -194,8 +191,8 @@ def import_file(name: str, path: Path) -> ModuleType:
     if path.suffix != ".py":
         raise ImportError(f"{path} is not a Python file")
     loader = _SourceOnly(name, str(path))
-    spec = ModuleSpec(name, loader, origin=str(path))
-    spec.has_location = True
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         loader.exec_module(module)
@@ -223,18 +220,20 @@ def _forget(module: str) -> None:
 
 
 @functools.cache
-def _built_in(constant: str, room: str) -> Mapping[str, Entry]:
+def _built_in(constant: str, package: str) -> Mapping[str, Entry]:
     """Return the entries that the files of a package register, read from their source."""
-    found = [entry for path in sorted((_PACKAGE / room).glob("*.py")) for entry in _registered(path, constant, room)]
+    found = [
+        entry for path in sorted((_PACKAGE / package).glob("*.py")) for entry in _registered(path, constant, package)
+    ]
     found.sort(key=lambda entry: entry.facts.get("order", len(found)))  # stable: then by file
     return {entry.name: entry for entry in found}
 
 
-def _registered(path: Path, constant: str, room: str) -> Iterator[Entry]:
+def _registered(path: Path, constant: str, package: str) -> Iterator[Entry]:
     text = path.read_text(encoding="utf-8")
     if f"{constant}(" not in text:
         return
-    home = f"{_PACKAGE.name}.{room}.{path.stem}"
+    home = f"{_PACKAGE.name}.{package}.{path.stem}"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == constant:
             facts = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}

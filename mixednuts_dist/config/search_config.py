@@ -35,11 +35,9 @@ class RangeConfig(Section):
     def values(self) -> tuple[float, ...]:
         if self.count == 1:
             return (self.min,)
-        if self.spacing == "log":
-            low, high = math.log(self.min), math.log(self.max)
-            inner = [math.exp(low + (high - low) * i / (self.count - 1)) for i in range(1, self.count - 1)]
-        else:
-            inner = [self.min + (self.max - self.min) * i / (self.count - 1) for i in range(1, self.count - 1)]
+        to_scale, back = (math.log, math.exp) if self.spacing == "log" else (float, float)
+        low, high = to_scale(self.min), to_scale(self.max)
+        inner = [back(low + (high - low) * i / (self.count - 1)) for i in range(1, self.count - 1)]
         return (self.min, *inner, self.max)
 
 
