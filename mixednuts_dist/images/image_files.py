@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 IMAGENET_PREPROCESS = "Res256Crop224"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class ImageFiles(Dataset):
             sha.update(name.encode())
             try:
                 with (self.root / name).open("rb") as file:
-                    while block := file.read(_BLOCK):
-                        sha.update(block)
+                    hashlib.file_digest(file, lambda: sha)
             except FileNotFoundError as error:
                 raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
         return sha.hexdigest()

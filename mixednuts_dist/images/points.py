@@ -24,7 +24,6 @@ from ..errors import DatasetError
 from ..norms.ball import ball_of
 
 _NAMES = ("x_adv", "adv_complete")  # ours and AutoAttack's
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,20 +53,15 @@ class GivenPoints:
 
     def held_against(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "HeldPoints":
         """Return the examples of these images, and which of them count."""
-        x_adv, given_B = self.of(sample_ids, x_BCHW)
+        given_B = torch.tensor([each in self.rows for each in sample_ids], device=x_BCHW.device)
+        found = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
+        x_adv = x_BCHW.clone()
+        x_adv[given_B] = (found.float() / 255 if found.dtype == torch.uint8 else found.float()).to(x_BCHW.device)
         ball, pixels = ball_of(threat), x_adv.flatten(1)
         in_range_B = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
         counts_B = given_B & in_range_B & ball.contains(x_adv, x_BCHW)
         tried = torch.where(counts_B[:, None, None, None], x_adv, x_BCHW)
         return HeldPoints(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
-
-    def of(self, sample_ids: Sequence[int], x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the example of each image as float32 (the image if it has none), and which have one, (B,) bool."""
-        given_B = torch.tensor([each in self.rows for each in sample_ids])
-        found_BCHW = x_BCHW.clone()
-        taken = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
-        found_BCHW[given_B] = (taken.float() / 255 if taken.dtype == torch.uint8 else taken.float()).to(x_BCHW.device)
-        return found_BCHW, given_B.to(x_BCHW.device)
 
 
 @dataclass(frozen=True)
@@ -114,8 +108,7 @@ def points_checksum(path: str) -> str:
     sha = hashlib.sha256()
     for each in files:
         with each.open("rb") as file:
-            while block := file.read(_BLOCK):
-                sha.update(block)
+            hashlib.file_digest(file, lambda: sha)
     return sha.hexdigest()
 
 
