@@ -16,7 +16,6 @@ from mixednuts_dist.cli.sizing import measure
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.config.search_config import grid_values
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
-from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.selection.choice import Choice, published_grid
 
@@ -85,16 +84,6 @@ def test_describe_gives_the_efficiency_table_without_weights(name: str) -> None:
         assert round(size.parameters / 1e6, 1) == millions
         assert round(size.flops / 1e9, 1) == gigaflops
     assert shape == config_of(name).data.uri.image_shape
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-@pytest.mark.parametrize("role", ["std", "rob"])
-def test_missing_weights_say_what_to_put_where(name: str, role: str, tmp_path: Path) -> None:
-    uri: str = getattr(config_of(name), role)
-    with pytest.raises(
-        BaseClassifierError, match=rf"{role}=.*the weights {tmp_path}/{name}/Linf/\S+ are missing.*gdown"
-    ):
-        load_classifier(f"{uri}&model_dir={tmp_path}", role)
 
 
 @pytest.mark.soak

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +15,9 @@ from click.testing import CliRunner
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.errors import DamagedFile, MissingArtifact, ReadOnlyStorage
+from mixednuts_dist.errors import MissingArtifact, ReadOnlyStorage
 from mixednuts_dist.reports import report
-from mixednuts_dist.stages import runs, search
-from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.stages import runs
 from mixednuts_dist.storage import folder as folder_module
 from mixednuts_dist.storage import index
 from mixednuts_dist.storage.records import PartitionSummary
@@ -150,19 +148,6 @@ def test_verify_lists_and_repair_quarantines_damage(copied_run, tmp_path: Path) 
     assert not any(path.exists() for path in damaged)
     kept = {path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()}
     assert {before[path] for path in damaged} <= kept
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_changed_parameters_are_not_deployed(copied_run, local_executor: Any) -> None:
-    config, folder, content = copied_run
-    path = folder / "search" / "selected.json"
-    original = path.read_text()
-    path.write_text(re.sub(r'"scale": [\d.]+', '"scale": 0.75', original))
-    assert path.read_text() != original
-    with pytest.raises(DamagedFile, match=r"selected\.json is damaged .*its content has changed"):
-        search.read_search_result(reopen_run(config))
-    assert pipeline.run(config, executor=local_executor).to_json()["parameters"] == content["parameters"]
-    assert path.read_text() == original
 
 
 def test_finished_run_on_read_only_storage_is_reported(
