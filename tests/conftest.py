@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from mixednuts_dist.config import register
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from tests.helpers import pictures as drawing
 from tests.helpers.object_store import ObjectStore
+from tests.helpers.pictures import EMPTY, draw
 from tests.helpers.ports import free_ports
 from tests.helpers.real import MISSING, ZOO
 from tests.helpers.runs import MAIN_JOB, Finished, MainJob, tiny_content
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_figures() -> Iterator[None]:
     """Draw empty figures, unless a test takes `pictures`."""
     with pytest.MonkeyPatch.context() as patch:
-        drawing.draw_nothing(patch)
+        draw(patch, EMPTY)
         yield
 
 
@@ -88,7 +88,7 @@ def copied_run(tiny_run: Finished, tmp_path: Path) -> Finished:
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the figures of reports, which other tests replace by empty ones."""
-    drawing.draw(monkeypatch)
+    draw(monkeypatch)
 
 
 @pytest.fixture

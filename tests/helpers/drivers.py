@@ -55,11 +55,6 @@ class Driver:
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.05)
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-
     def interrupt(self, number: int = signal.SIGINT) -> int:
         """Ctrl-C, or another signal; returns the exit status."""
         self.process.send_signal(number)
@@ -70,7 +65,7 @@ class Driver:
         try:
             return self.process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.process.kill()
             raise AssertionError(f"the driver does not end: {self.log()}") from None
 
     def results(self) -> dict[str, Any]:
@@ -90,16 +85,17 @@ def comparable(printed: str) -> dict[str, Any]:
 
 def stamps(storage: str, stage: str) -> dict[str, Any]:
     """Finished partitions of the only run under `storage` -> when each was written."""
+    _, files = files_in(storage)
     return {
         path: info.get("LastModified", info.get("mtime"))
-        for path, info in _files(storage).items()
+        for path, info in files.items()
         if re.search(rf"/{stage}/[0-9a-f]{{8}}/part-[0-9]+\.parquet$", path)
     }
 
 
 def rows(storage: str) -> dict[tuple[str, int], dict[str, Any]]:
     """(stage, sample id) -> every column of its row, from the files of the only run under `storage`."""
-    fs, _ = _open(storage)
+    fs, _ = files_in(storage)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for stage in STAGES:
         for path in sorted(stamps(storage, stage)):
@@ -114,25 +110,19 @@ def rows(storage: str) -> dict[tuple[str, int], dict[str, Any]]:
 
 def leftovers(storage: str) -> list[str]:
     """Files that a finished run has no use for."""
-    return [path for path in _files(storage) if any(part in path for part in (".tmp-", "/slab-", "/errors/"))]
+    return [path for path in files_in(storage)[1] if any(part in path for part in (".tmp-", "/slab-", "/errors/"))]
 
 
 def everything(storage: str) -> bytes:
     """All bytes of all files, to look for what must not be there."""
-    fs, _ = _open(storage)
-    return b"".join(fs.cat_file(path) for path in _files(storage))
+    fs, files = files_in(storage)
+    return b"".join(map(fs.cat_file, files))
 
 
-def _files(storage: str) -> dict[str, dict[str, Any]]:
-    fs, root = _open(storage)
-    found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
-    return found
-
-
-def _open(storage: str) -> tuple[Any, str]:
-    options = {"use_listings_cache": False} if storage.startswith("s3://") else {}
-    fs, root = fsspec.core.url_to_fs(storage, **options)
-    return fs, root
+def files_in(storage: str) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Return the file system of a storage and its files with their details."""
+    fs, root = fsspec.core.url_to_fs(storage, **({"use_listings_cache": False} if "://" in storage else {}))
+    return fs, fs.find(root, detail=True)
 
 
 class Undisturbed(NamedTuple):
