@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # importing Ray takes seconds, and most tests do not need it
     from mixednuts_dist.distributed.debug import DebugExecutor
     from mixednuts_dist.distributed.ray_executor import RayExecutor
     from tests.helpers.drivers import Undisturbed
+    from tests.helpers.fault_proxy import FaultProxy
     from tests.helpers.local_head import Head
 
 
@@ -114,6 +115,21 @@ def object_store(object_store_server: ObjectStore, monkeypatch: pytest.MonkeyPat
     for name, value in object_store_server.environment.items():
         monkeypatch.setenv(name, value)
     return object_store_server
+
+
+@pytest.fixture
+def fault_proxy(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> "Iterator[FaultProxy]":
+    """A proxy in front of the S3 server; fsspec connects through it."""
+    import s3fs
+
+    from tests.helpers.fault_proxy import FaultProxy
+
+    made = FaultProxy(object_store.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield made
+    made.close()
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(scope="session")

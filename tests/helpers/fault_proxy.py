@@ -15,16 +15,16 @@ NEVER = 1 << 60
 class FaultProxy(ThreadingHTTPServer):
     """Listen on loopback and pass requests on to the server.
 
-    The first `n_faults` requests end in `fault`: "slow down", "reset" or "silence". Afterwards, a `corrupted_share` of
-    the files that are read arrives with a flipped byte or is cut; listings and writes pass unchanged.
+    The next `faults_left` requests end in `fault`: "slow down", "reset" or "silence". Afterwards, a `corrupted_share`
+    of the files that are read arrives with a flipped byte or is cut; listings and writes pass unchanged.
     """
 
     daemon_threads = True
 
-    def __init__(self, endpoint: str, fault: str = "", n_faults: int = 0, corrupted_share: float = 0.0) -> None:
+    def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.server, self.endpoint = endpoint.removeprefix("http://"), f"http://127.0.0.1:{self.server_port}"
-        self.fault, self.faults_left, self.corrupted_share, self.n_corrupted = fault, n_faults, corrupted_share, 0
+        self.fault, self.faults_left, self.corrupted_share, self.n_corrupted = "", 0, 0.0, 0
         self.delay, self.n_requests, self.listings, self.draw = 0.0, 0, 0, random.Random(0)
         self.refused_key = "no key"  # the proxy refuses requests that this key signs
         self._refusal, self._refuse_after, self._refuse_at = (0, ""), NEVER, ""

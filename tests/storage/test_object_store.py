@@ -75,41 +75,33 @@ def test_readers_transfer_only_the_columns_and_row_groups_they_need(
 
 
 @pytest.mark.parametrize("fault", ["slow down", "reset", "silence"])
-@pytest.mark.usefixtures("fresh_connections")
 def test_throttling_and_broken_connections_pass(
-    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, fault: str
+    object_store: ObjectStore, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(files, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
-    proxy = FaultProxy(object_store.endpoint, fault, 3)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    try:
-        store = Store(object_store.uri(f"faults/{fault[:4]}"))
-        store.write("file", b"content")
-        assert store.read("file") == b"content"
-        assert proxy.faults_left == 0
-    finally:
-        proxy.close()
+    fault_proxy.fault, fault_proxy.faults_left = fault, 3
+    store = Store(object_store.uri(f"faults/{fault[:4]}"))
+    store.write("file", b"content")
+    assert store.read("file") == b"content"
+    assert fault_proxy.faults_left == 0
 
 
-@pytest.mark.usefixtures("fresh_connections", "no_pictures")
+@pytest.mark.usefixtures("no_pictures")
 def test_run_tolerates_damaged_answers(
-    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tiny_run: Finished, local_executor: Any
-) -> None:
+    object_store: ObjectStore, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tiny_run: Finished,
+    local_executor: Any,
+) -> None:  # fmt: skip
     """Answers are damaged on the way, but the files in the bucket are whole and none is quarantined."""
     monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(outages, "_LONGEST_WAIT", 0.05)
-    proxy = FaultProxy(object_store.endpoint, corrupted_share=0.3)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    try:
-        config = tiny_run.config.with_changes(storage=object_store.uri("corrupted"))
-        results = pipeline.run(config, executor=local_executor).to_json()
-        assert proxy.n_corrupted > 10
-        store = Store(object_store.uri("corrupted"))
-        names = [path for path in store._files.all_files() if "/part-" in path]
-        assert not [name for name in names if ".bad-" in name]
-    finally:
-        proxy.close()
+    fault_proxy.corrupted_share = 0.3
+    config = tiny_run.config.with_changes(storage=object_store.uri("corrupted"))
+    results = pipeline.run(config, executor=local_executor).to_json()
+    assert fault_proxy.n_corrupted > 10
+    store = Store(object_store.uri("corrupted"))
+    names = [path for path in store._files.all_files() if "/part-" in path]
+    assert not [name for name in names if ".bad-" in name]
     assert results["accuracy"] == tiny_run.results["accuracy"]
 
 

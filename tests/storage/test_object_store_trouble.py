@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,18 +21,6 @@ from mixednuts_dist.storage.store import Store, concurrently
 from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.object_store import ObjectStore
 
-
-@pytest.fixture
-def proxy(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server; fsspec reconnects before and after."""
-    made = FaultProxy(object_store.endpoint)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
-    s3fs.S3FileSystem.clear_instance_cache()
-    yield made
-    made.close()
-    s3fs.S3FileSystem.clear_instance_cache()
-
-
 EXPIRED = (400, "ExpiredToken", "the access token has expired .*Renew it and run the same command again")
 SKEWED = (403, "RequestTimeTooSkewed", r"this machine's clock or the server's is wrong .*Here it is 20\d\d-")
 
@@ -42,19 +30,19 @@ SKEWED = (403, "RequestTimeTooSkewed", r"this machine's clock or the server's is
     [("read", *SKEWED), *((call, *EXPIRED) for call in ("exists", "read", "write", "create", "names", "delete"))],
 )
 def test_expired_token_and_wrong_clock_raise_at_once(
-    object_store: ObjectStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, call: str, status: int,
+    object_store: ObjectStore, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, call: str, status: int,
     code: str, message: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(outages.time, "sleep", lambda _: pytest.fail("it waits"))
     store = Store(object_store.uri("trouble"))
-    proxy.refuse(status, code)
+    fault_proxy.refuse(status, code)
     content = (b"x",) if call in ("write", "create") else ()
     with pytest.raises(StoreError, match=message) as caught:
         getattr(store, call)("a/file", *content)
     assert object_store.secret not in str(caught.value)
 
 
-@pytest.mark.usefixtures("proxy")
+@pytest.mark.usefixtures("fault_proxy")
 def test_profile_token_is_renewed_in_time(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -81,7 +69,7 @@ def test_profile_token_is_renewed_in_time(
 
 @pytest.mark.parametrize("call", ["read", "create"])
 def test_rewritten_token_file_is_read_again(
-    object_store: ObjectStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+    object_store: ObjectStore, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
 ) -> None:
     """External tools renew `~/.aws/credentials`, which botocore reads only once."""
 
@@ -95,8 +83,8 @@ def test_rewritten_token_file_is_read_again(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     give("expired")
-    proxy.refuse(*EXPIRED[:2], after=1 << 60)
-    proxy.refused_key = "expired"
+    fault_proxy.refuse(*EXPIRED[:2], after=1 << 60)
+    fault_proxy.refused_key = "expired"
     store = Store(object_store.uri("file"))
     with pytest.raises(StoreError, match="the access token has expired"):
         store.read("there")
@@ -111,16 +99,16 @@ def test_rewritten_token_file_is_read_again(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_run_sends_few_requests_to_a_slow_server(
-    object_store: ObjectStore, proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
+    object_store: ObjectStore, fault_proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
 ) -> None:
     """A partition takes nine requests; everything else is a fixed number."""
     here = pipeline.run(tiny(), executor=local_executor).to_json()
     sent = {}
     for size in (8, 3):  # 3 partitions, then 8
-        before, config = proxy.n_requests, tiny(name=f"slow-{size}", partition_size=size)
-        proxy.delay = 0.02
+        before, config = fault_proxy.n_requests, tiny(name=f"slow-{size}", partition_size=size)
+        fault_proxy.delay = 0.02
         there = pipeline.run(config.with_changes(storage=object_store.uri("slow")), executor=local_executor).to_json()
-        proxy.delay, sent[size] = 0.0, proxy.n_requests - before
+        fault_proxy.delay, sent[size] = 0.0, fault_proxy.n_requests - before
         assert there["accuracy"] == here["accuracy"]
     assert sent[8] < 165
     assert sent[3] - sent[8] <= 9 * (8 - 3)
@@ -129,7 +117,7 @@ def test_run_sends_few_requests_to_a_slow_server(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_objects_beside_a_run_cost_it_no_listing(
-    object_store: ObjectStore, proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
+    object_store: ObjectStore, fault_proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """With more than a listing's thousand objects under the prefix, `run` and `status` send no more requests."""
@@ -139,10 +127,10 @@ def test_objects_beside_a_run_cost_it_no_listing(
     file.write_text(yaml.safe_dump(config.as_written()))
 
     def requests() -> tuple[int, int]:
-        before = proxy.n_requests, proxy.listings
+        before = fault_proxy.n_requests, fault_proxy.listings
         pipeline.run(config, executor=local_executor)
         assert CliRunner().invoke(main, ["status", str(file)]).exit_code == 0
-        return proxy.n_requests - before[0], proxy.listings - before[1]
+        return fault_proxy.n_requests - before[0], fault_proxy.listings - before[1]
 
     requests()  # the run itself
     alone = requests()
@@ -165,7 +153,7 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
     ids=["token at the start", "token in the attack", "token in the evaluation", "bucket in the attack"],
 )  # fmt: skip
 def test_storage_error_in_mid_run_ends_it_resumably(
-    object_store: ObjectStore, proxy: FaultProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
+    object_store: ObjectStore, fault_proxy: FaultProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
     refusal: tuple[int, str, str], at: str, written: tuple[int, int],
 ) -> None:  # fmt: skip
     """The server refuses every request from one write on: at the start, in the attack or in the evaluation."""
@@ -173,13 +161,13 @@ def test_storage_error_in_mid_run_ends_it_resumably(
     config = tiny(name=f"gone-{code}-{at[:3]}".lower(), compute={"executor": "debug"})
     file = tmp_path / "gone.yaml"
     file.write_text(yaml.safe_dump(config.with_changes(storage=object_store.uri("gone")).as_written()))
-    proxy.refuse(status, code, at=at)
+    fault_proxy.refuse(status, code, at=at)
     ended = CliRunner().invoke(main, ["run", str(file)])
     assert ended.exit_code == 1
     last = " ".join(ended.stderr.split())
     assert re.search(message, last), last
     assert "Traceback" not in last
-    proxy.pass_on()
+    fault_proxy.pass_on()
     store = Store(object_store.uri("gone")).child(config.name)
     stages = [path.split("/")[0] for path in store.all_files() if path.endswith(".parquet")]
     assert (stages.count("attack"), stages.count("evaluate")) == written, "the fault fell in another stage"
