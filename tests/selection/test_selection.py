@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixednuts_dist.config.search_config import SearchConfig, grid_values
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import log_one_minus_top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
@@ -210,6 +211,19 @@ def test_relaxed_objective_counts_images_that_std_gets_right() -> None:
     relaxed = select_parameters(attacked, wrong, **GRID.as_arguments(), std_correct_B=std_correct)
     subset = select_parameters(attacked, wrong[std_correct], **GRID.as_arguments())
     assert torch.equal(relaxed.objectives, subset.objectives)
+
+
+def test_select_parameters_defaults_to_the_configured_grid() -> None:
+    attacked, wrong, default = rows(60, 3, seed=1), rows(20, 3, seed=2), SearchConfig()
+    labels = attacked.argmax(1)
+    exact, paper = (
+        select_parameters_exact(attacked, labels, attacked, labels, labels),
+        select_parameters(attacked, wrong),
+    )
+    for found in (exact, paper):
+        for axis in ("scales", "powers", "biases"):
+            assert found.grid.axis(axis) == grid_values(getattr(default, axis))
+        assert found.betas == default.all_betas()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """The widening of a grid, and what is chosen among clamps and LayerNorm widths."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
+from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.selection.choice import Choice
-from mixednuts_dist.selection.criteria import Criterion, ExactCriterion
+from mixednuts_dist.selection.criteria import Criterion, ExactCriterion, Scores
 from mixednuts_dist.selection.exploration import Selection, best_choice, notes, wider_grid
 from mixednuts_dist.selection.grid import WIDEST, Grid, Pair
-from mixednuts_dist.selection.selection import score_candidates
+from mixednuts_dist.selection.selection import score_candidates, search_grid
+from mixednuts_dist.stages import choosing
 
 BETA = 0.9
 GRID = Grid((0.1, 1.0, 10.0), (1.0, 2.0, 4.0), (-2.0, -1.0, 0.0), (1.0, BETA))
@@ -83,3 +86,19 @@ def test_grid_wider_grows_at_edges_within_the_limits() -> None:
     assert (wider.powers, wider.biases) == (GRID.powers, (-3.0, -2.0, -1.0, 0.0))
     assert GRID.wider((1.0, 2.0, -1.0)) is None
     assert replace(GRID, powers=(1.0, 16.0)).wider((1.0, 16.0, -1.0)) is None
+
+
+def test_growing_grid_scores_each_candidate_once() -> None:
+    criteria, scored = {GELU[0]: criterion(GELU[0], 200)}, list[tuple[float, float, float]]()
+
+    def scoring(grids: Sequence[Grid]) -> list[Scores]:
+        scored.extend(at for grid in grids for at in grid)
+        return [score_candidates(criteria[grid.pair], grid) for grid in grids]
+
+    (part,) = choosing.explored(SearchConfig(), criteria, scoring)
+    assert part.grid.widenings > 1
+    assert sorted(scored) == sorted(part.grid)
+    whole = search_grid(criteria[GELU[0]], part.grid)
+    assert torch.equal(part.kept, whole.kept)
+    assert torch.equal(part.objectives.nan_to_num(-1), whole.objectives.nan_to_num(-1))
+    torch.testing.assert_close(part.log_one_minus_cutoffs, whole.log_one_minus_cutoffs, equal_nan=True)

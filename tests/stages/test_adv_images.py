@@ -20,7 +20,6 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.images.points import points_checksum, read_points_file
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
-from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.runs import Watcher, rows_of, tiny_content
 
 N, EPS = 24, 0.15
@@ -34,10 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def evaluated(config: RunConfig, *columns: str) -> dict[str, torch.Tensor]:
-    opened = open_run(config)
-    content_hash = stage_of(config, "evaluate").content_hash(opened)
-    names = list(columns or ("robust", "x_adv", "mixed_clean"))
-    return read_columns(opened.rows, "evaluate", opened.partitions, content_hash, names)
+    return stage_of(config, "evaluate").rows(open_run(config), columns or ("robust", "x_adv", "mixed_clean"))
 
 
 def verified_images(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
@@ -117,18 +113,14 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
     points = str(rows_of(strong, "evaluate"))
     before, after = tiny(std=None, evaluate=weak), tiny(std=None, evaluate={**weak, "points": points})
     assert before.run_id() != after.run_id()
-    opened, rows = {}, {}
-    for config in (strong, before, after):
+    for config in (before, after):
         results = pipeline.run(config, executor=DebugExecutor())
-        opened[config.run_id()] = open_run(config)
-        content_hash = stage_of(config, "evaluate").content_hash(opened[config.run_id()])
-        run = opened[config.run_id()]
-        rows[config.run_id()] = read_columns(run.rows, "evaluate", run.partitions, content_hash, ["robust"])["robust"]
-    assert torch.equal(rows[after.run_id()], rows[before.run_id()] & rows[strong.run_id()])
+    by_strong, by_weak, by_both = (evaluated(config, "robust")["robust"] for config in (strong, before, after))
+    assert torch.equal(by_both, by_weak & by_strong)
     steps = {step.step: step for step in results.survival}
     assert list(steps) == ["clean", "warm-start", "apgd-ce"]
-    assert steps["warm-start"].standing.correct == int(rows[strong.run_id()].sum()), "the points went first"
-    assert opened[after.run_id()].attack_content_hash == opened[before.run_id()].attack_content_hash
+    assert steps["warm-start"].standing.correct == int(by_strong.sum()), "the points went first"
+    assert open_run(after).attack_content_hash == open_run(before).attack_content_hash
     next(Path(points).glob("part-*.parquet")).unlink()
     points_checksum.cache_clear()  # as another process
     with pytest.raises(ContentHashMismatch, match="given points was"):

@@ -9,71 +9,72 @@ import torch
 
 from mixednuts_dist import load_run, pipeline
 from mixednuts_dist.certification.answers import ROB_ALONE
-from mixednuts_dist.cli.sizing import estimate_json
-from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import ConfigError, InvalidInputError, MissingArtifact
 from mixednuts_dist.reports.counts import Count
+from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.selection.grid import kept_images
-from mixednuts_dist.stages import attack, estimate, search
+from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.certify import Certify
-from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.stages.runs import Run, reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.certified_runs import SMOOTHING, content
 
 
-def certified(folder: Path, **changes: Any) -> tuple[Certify, Any]:
+def certified(folder: Path, **changes: Any) -> tuple[Certify, Run]:
     """The stage, complete, and its opened run."""
     config = parse_config(content(folder, **changes))
-    stage = stage_of(config, "certify")
-    assert isinstance(stage, Certify)
+    stage = certify_of(config)
     return stage, stage.run(config, executor=DebugExecutor())
 
 
-def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
-    config = parse_config(content(tmp_path))
+def certify_of(config: RunConfig) -> Certify:
+    stage = stage_of(config, "certify")
+    assert isinstance(stage, Certify)
+    return stage
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResults, Certify, Run]:
+    """A finished run with its stage; tests leave it as they found it."""
+    config = parse_config(content(tmp_path_factory.mktemp("certified")))
     results = pipeline.run(config, executor=DebugExecutor())
+    return results, certify_of(config), reopen_run(config)
+
+
+def test_a_run_reports_what_is_certified(finished: tuple[RunResults, Certify, Run]) -> None:
+    results, _, opened = finished
     rows = {row.classifier: row for row in results.stages}
-    deployed = results.parameters
-    expected = [
-        "rob, certified at 0.1",
-        "rob, certified at 0.25",
-        "mixed, certified at 0.1",
-        "mixed, certified at 0.25",
-    ]
-    assert list(rows) == expected
+    assert list(rows) == [f"{name}, certified at {radius}" for name in ("rob", "mixed") for radius in (0.1, 0.25)]
     assert rows["rob, certified at 0.1"].robust.correct >= rows["rob, certified at 0.25"].robust.correct > 0
     assert rows["mixed, certified at 0.1"].robust.correct <= rows["rob, certified at 0.1"].robust.correct
-    (title,) = results.tables
-    assert "Subtract" in title
-    assert "smoothed mixture" in title
-    table = results.tables[title]
+    ((title, table),) = results.tables.items()
+    assert "Subtract" in title and "smoothed mixture" in title
     assert [row[0] for row in table.rows] == ["rob alone", "1", "0.985", "0.9"]
+    deployed = results.parameters
     assert next(row for row in table.rows if row[0] == f"{deployed.beta:g}")[1] == deployed.alpha
-    (folder,) = tmp_path.glob("*/runs/certified-*")
-    assert (folder / "report" / "certified.csv").read_text().startswith("beta,alpha,clean_correct")
-    assert "certified at 0.25" in (folder / "report" / "index.html").read_text()
-    assert (folder / "report" / "certified.csv").is_file() and (folder / "report" / "certified.pdf").is_file()
-    found = results.certified
-    assert found is not None and found.norm == "L2"
     shares, settled = (list(table.columns).index(name) for name in ("clean", "clean, abstentions as errors"))
     assert all(row[settled].correct <= row[shares].correct for row in table.rows)  # type: ignore[union-attr]
-    at = list(table.columns).index("certified at 0.1")
+    found, at = results.certified, list(table.columns).index("certified at 0.1")
+    assert found is not None and found.norm == "L2"
     for row in table.rows[1:]:
         shown = row[at]
         assert isinstance(shown, Count) and found.by_beta[float(str(row[0]))][0] == shown.correct
-    reached = sum(reach > 0.1 for reach in found.reach)
-    assert reached == rows["mixed, certified at 0.1"].robust.correct
+    assert sum(reach > 0.1 for reach in found.reach) == rows["mixed, certified at 0.1"].robust.correct
     for _, steps in found.by_radius.items():
         counts = [n for _, n in steps]
         assert counts == sorted(counts, reverse=True) and counts[0] > 0
-    page = (folder / "report" / "index.html").read_text()
-    for said in ('id="certified"', "Bracket: ", "not for the mixture that is deployed"):
+    report = Path(opened.store.uri) / "report"
+    assert (report / "certified.csv").read_text().startswith("beta,alpha,clean_correct")
+    assert (report / "certified.pdf").is_file()
+    page = (report / "index.html").read_text()
+    for said in ("certified at 0.25", 'id="certified"', "Bracket: ", "not for the mixture that is deployed"):
         assert said in page
 
 
-def test_any_alpha_and_radius_is_answered_later(tmp_path: Path) -> None:
-    stage, opened = certified(tmp_path)
+def test_any_alpha_and_radius_is_answered_later(finished: tuple[RunResults, Certify, Run]) -> None:
+    _, stage, opened = finished
     answers = stage.answers(opened)
     counts = [
         int(answers.certified(replace(ROB_ALONE, alpha=alpha, one_minus_alpha=1 - alpha), radius).sum())
@@ -81,6 +82,7 @@ def test_any_alpha_and_radius_is_answered_later(tmp_path: Path) -> None:
     ]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
+    assert stage.passes(opened) == {"rob": (420, 0)}
 
 
 def test_rob_alone_is_certified_too(tmp_path: Path) -> None:
@@ -103,15 +105,6 @@ def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -
         parse_config(content(tmp_path, certify=keys))
 
 
-def test_estimate_knows_the_stage(tmp_path: Path) -> None:
-    """It counts forward passes of `rob` for the costliest image."""
-    found = estimate_json(estimate.run(parse_config(content(tmp_path)), executor=DebugExecutor()))
-    (row,) = (row for row in found["stages"] if row["stage"] == "certify")
-    assert (row["forward_passes"], row["backward_passes"], row["images_left"]) == (420, 0, 24)
-    per_pass = found["milliseconds_a_pass"]["rob"]["forward"] / 1000
-    assert row["at_most"]["wall_seconds"] == pytest.approx(24 * 420 * per_pass / found["workers"])
-
-
 BLACK_BOX = """
 import torch
 from mixednuts_dist.classifiers.factories import demo_std
@@ -122,11 +115,12 @@ def classes(images):
 """
 
 
-def test_a_black_box_std_is_asked_for_nothing_but_its_class(tmp_path: Path) -> None:
+def test_a_black_box_std_is_asked_for_nothing_but_its_class(
+    finished: tuple[RunResults, Certify, Run], tmp_path: Path
+) -> None:
     (tmp_path / "answers.py").write_text(BLACK_BOX)
-    black_box, opened = certified(tmp_path / "a", std=f"callable:{tmp_path / 'answers.py'}:classes#classes=10")
-    module, reopened = certified(tmp_path / "b")
-    ours, theirs = black_box.answers(opened), module.answers(reopened)
+    black_box, opened = certified(tmp_path, std=f"callable:{tmp_path / 'answers.py'}:classes#classes=10")
+    ours, theirs = black_box.answers(opened), finished[1].answers(finished[2])
     mixture = replace(ROB_ALONE, alpha=0.8, one_minus_alpha=0.2)
     assert torch.equal(ours.clean(mixture), theirs.clean(mixture))
     assert torch.equal(ours.certified(mixture, 0.1), theirs.certified(mixture, 0.1))
@@ -142,9 +136,7 @@ def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
     found = {**content(tmp_path)["search"], "rounds": 8, "criterion": "certified", "beta": 0.9}
     config = parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25}, search=found))
     results = pipeline.run(config, executor=DebugExecutor(), drawn=False)
-    stage = stage_of(config, "certify")
-    assert isinstance(stage, Certify)
-    answers, radius = stage.answers(reopen_run(config)), 0.25
+    answers, radius = certify_of(config).answers(reopen_run(config)), 0.25
     (folder,) = tmp_path.glob("*/runs/certified-*")
     deployed = load_run(str(folder), trust_code=True).mixture
     assert deployed.alpha == results.parameters.alpha
@@ -170,9 +162,9 @@ def test_a_search_by_certificates_says_what_it_lacks(tmp_path: Path) -> None:
         pipeline.run(far, executor=DebugExecutor(), drawn=False)
 
 
-def test_the_searchs_radius_asks_for_no_new_pass(tmp_path: Path) -> None:
-    stage, opened = certified(tmp_path)
-    other = stage_of(parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25})), "certify")
+def test_the_searchs_radius_asks_for_no_new_pass(finished: tuple[RunResults, Certify, Run], tmp_path: Path) -> None:
+    _, stage, opened = finished
+    other = certify_of(parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25})))
     assert other.content_hash(opened) == stage.content_hash(opened)
 
 

@@ -12,12 +12,11 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.choosing import wanted_images
-from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search_result import evaluate_content_hash
 from mixednuts_dist.storage.records import PartitionSummary, SearchResult
 from mixednuts_dist.storage.tables import read_columns
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import Watcher, tiny_content
 
 N_IMAGES = 32
 WIDE = {
@@ -30,17 +29,7 @@ WIDE = {
 }
 
 
-class Computed(RunProgress):
-    """Records the stages of computed partitions."""
-
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-
-    def partition_done(self, summary: PartitionSummary) -> None:
-        self.stages.append(summary.stage)
-
-
-class LooksAtStatus(Computed):
+class LooksAtStatus(Watcher):
     """Also calls `mixednuts status` whenever a partition is finished."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -95,9 +84,11 @@ def test_unchanged_choice_is_not_evaluated_again(
     """The evaluation is made to report that it keeps none of ten images."""
     config = parse_config(tiny_content(tmp_path, search={**WIDE, "rounds": 1}))
     monkeypatch.setattr(search, "kept_by_evaluation", lambda *_: (0, 10))
-    watcher = Computed()
+    watcher = Watcher()
     evaluated_to_the_end(config, local_executor, watcher)
-    evaluated, learnt = (watcher.stages.count(stage) for stage in ("evaluate", "search/round-2"))
+    evaluated, learnt = (
+        [each for each, _ in watcher.computed].count(stage) for stage in ("evaluate", "search/round-2")
+    )
     assert evaluated == learnt == len(reopen_run(config).partitions)
 
 
@@ -140,10 +131,10 @@ def test_round_reports_its_images_and_reuses_rows(tmp_path: Path, local_executor
         assert last_line.startswith((search_line, f"round {len(first.rounds)} of"))
     other = parse_config({**content, "partition_size": 16, "search": {**WIDE, "betas": [1.0, 0.9]}})
     assert other.run_id() != config.run_id()
-    watcher = Computed()
+    watcher = Watcher()
     with Reporting() as executor:
         again = search.run(other, executor=executor, progress=watcher)
-        assert watcher.stages == []
+        assert watcher.computed == []
         assert all(said.startswith("searching") for said in executor.said)
     assert again.rounds == first.rounds
     assert again.deployed() == first.deployed()
@@ -156,10 +147,10 @@ def test_a_lost_selection_is_made_again_from_the_rounds(
     folder = Path(config.storage) / config.place() / "search"
     before = (folder / "selected.json").read_bytes()
     (folder / "selected.json").unlink()
-    watcher = Computed()
+    watcher = Watcher()
     assert search.run(config, executor=local_executor, progress=watcher) == result
     assert (folder / "selected.json").read_bytes() == before
-    assert watcher.stages == []
+    assert watcher.computed == []
 
 
 def test_a_round_that_lost_a_partition_computes_that_one_again(
@@ -172,7 +163,7 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     watcher = LooksAtStatus(config)
     again = search.run(config, executor=local_executor, progress=watcher)
     assert again.entries == result.entries
-    assert set(watcher.stages) == {"search/round-1"}
+    assert {stage for stage, _ in watcher.computed} == {"search/round-1"}
     assert watcher.seen == {("search/round-1", 2, 2)}
     assert [stage.stage for stage in run_status(config).stages] == ["attack", "evaluate"]
 
@@ -184,7 +175,7 @@ def targeted(config: RunConfig, **target: Any) -> RunConfig:
     return parse_config({**content, "search": {**content["search"], "rounds": 1, **target}})
 
 
-def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Computed) -> None:
+def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Watcher) -> None:
     """All stages but the report."""
     attack.run(config, executor=executor, progress=progress)
     search.run(config, executor=executor, progress=progress)
@@ -200,7 +191,7 @@ def test_low_evaluation_starts_one_more_round(tmp_path: Path, local_executor: An
         evaluate={"n_iter": 20, "n_target_classes": 4, "n_queries": 20},
     )  # fmt: skip
     config = parse_config({**content, "partition_size": 16})
-    evaluated_to_the_end(config, local_executor, Computed())
+    evaluated_to_the_end(config, local_executor, Watcher())
     opened = reopen_run(config)
     result = search.read_search_result(opened)
     assert any(done.evaluated for done in result.rounds)
@@ -212,7 +203,7 @@ def test_low_evaluation_starts_one_more_round(tmp_path: Path, local_executor: An
     assert before[0].mixture().settings() != result.deployed().mixture().settings()
     folder = Path(config.storage) / config.place()
     (folder / "search" / "selected.json").unlink()
-    watcher = Computed()
+    watcher = Watcher()
     evaluated_to_the_end(config, local_executor, watcher)
     assert search.read_search_result(opened) == result
-    assert watcher.stages == []
+    assert watcher.computed == []

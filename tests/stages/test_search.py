@@ -1,21 +1,15 @@
 """The search stage beyond one grid: clamps and widths, on the logits of one real attack."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.mixing.mixture import mixed_clean_correct
-from mixednuts_dist.selection.criteria import Criterion, ExactCriterion, Scores
-from mixednuts_dist.selection.grid import Grid, Pair
-from mixednuts_dist.selection.selection import score_candidates, search_grid
 from mixednuts_dist.stages import attack, search
-from mixednuts_dist.stages.choosing import explored
 from mixednuts_dist.stages.runs import reopen_run, searched_images
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records, read_columns
@@ -146,29 +140,3 @@ def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Config
     assert narrow.n_candidates == 512 and narrow.deployed().on_grid_edge
     assert any("; widen search." in note for note in narrow.notes)
     assert result.deployed().clean_correct >= narrow.deployed().clean_correct
-
-
-def test_growing_grid_scores_each_candidate_once() -> None:
-    generator = torch.Generator().manual_seed(4)
-    labels = torch.randint(10, (200,), generator=generator)
-    clean = torch.randn(200, 10, generator=generator)
-    clean[torch.arange(200), labels] += 4 * torch.rand(200, generator=generator)
-    attacked = clean.clone()
-    attacked[torch.arange(200), labels] -= 0.3
-    std_pred = torch.where(torch.rand(200, generator=generator) < 0.9, labels, clean.argmin(1))
-    criteria: dict[Pair, Criterion] = {
-        ("gelu", None): ExactCriterion.of(attacked, labels, clean, labels, std_pred, clamp="gelu", ln_k=None)
-    }
-    scored: list[tuple[float, float, float]] = []
-
-    def scoring(grids: Sequence[Grid]) -> list[Scores]:
-        scored.extend(at for grid in grids for at in grid)
-        return [score_candidates(criteria[grid.pair], grid) for grid in grids]
-
-    (part,) = explored(SearchConfig(), criteria, scoring)
-    assert part.grid.widenings > 1
-    assert sorted(scored) == sorted(part.grid)
-    whole = search_grid(criteria["gelu", None], part.grid)
-    assert torch.equal(part.kept, whole.kept)
-    assert torch.equal(part.objectives.nan_to_num(-1), whole.objectives.nan_to_num(-1))
-    torch.testing.assert_close(part.log_one_minus_cutoffs, whole.log_one_minus_cutoffs, equal_nan=True)
