@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from ..config.search_config import SearchConfig, grid_values
 from ..errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class Grid:
         for beta in grid.betas:
             require_beta(beta)
         return grid
+
+    @classmethod
+    def configured(cls, search: SearchConfig, clamp: Clamp, ln_k: int | None, **axes: Iterable[float] | None) -> Grid:
+        """Return the grid of a configuration, with other `axes` where they are not None; errors as in `checked`."""
+        given = {name: grid_values(getattr(search, name)) for _, name in AXES} | {"betas": search.all_betas()}
+        given |= {name: tuple(values) for name, values in axes.items() if values is not None}
+        return cls.checked(**given, clamp=clamp, ln_k=ln_k)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

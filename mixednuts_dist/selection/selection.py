@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from ..config.search_config import SearchConfig
 from ..mixing.clamps import Clamp
 from ..mixing.margins import log_one_minus_top2_margin, require_logits
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
@@ -66,7 +67,8 @@ def select_parameters(
     Raises:
         InvalidInputError: if logits, grids or betas cannot be used, or if no candidate can be deployed.
     """
-    grid = _grid(scales, powers, biases, betas, clamp, ln_k)
+    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
+    grid = Grid.configured(SearchConfig(), clamp, ln_k, **axes)
     criterion = PaperCriterion.of(
         attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B, points=points
     )
@@ -103,33 +105,12 @@ def select_parameters_exact(
     Raises:
         InvalidInputError: if inputs cannot be used, or if no candidate is feasible and deployable.
     """
-    grid = _grid(scales, powers, biases, betas, clamp, ln_k)
+    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
+    grid = Grid.configured(SearchConfig(), clamp, ln_k, **axes)
     criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k, points=points
     )
     return search_grid(criterion, grid)
-
-
-def _grid(
-    scales: Iterable[float] | None,
-    powers: Iterable[float] | None,
-    biases: Iterable[float] | None,
-    betas: Iterable[float] | None,
-    clamp: Clamp,
-    ln_k: int | None,
-) -> Grid:
-    """Return the grid of these values, with the defaults of a configuration for those that are None."""
-    from ..config.search_config import SearchConfig, grid_values
-
-    default = SearchConfig()
-    return Grid.checked(
-        scales=grid_values(default.scales) if scales is None else scales,
-        powers=grid_values(default.powers) if powers is None else powers,
-        biases=grid_values(default.biases) if biases is None else biases,
-        betas=default.all_betas() if betas is None else betas,
-        clamp=clamp,
-        ln_k=ln_k,
-    )
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:

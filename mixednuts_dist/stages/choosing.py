@@ -10,7 +10,7 @@ import torch
 
 from ..config.register import CRITERIA, load_extensions
 from ..config.run_config import digest
-from ..config.search_config import SearchConfig, criterion_stage, grid_values
+from ..config.search_config import SearchConfig, criterion_stage
 from ..distributed.executor import Executor, Scoring
 from ..distributed.tasks import SearchTask
 from ..errors import InvalidInputError
@@ -44,7 +44,9 @@ class Choosing:
         if (needed := criterion_stage(self._search.criterion)) is not None:
             ids = None if sample is None else sample.tolist()
             self.rows = replace(self.rows, certificates=stage_of(opened.config, needed).certificates(opened, ids))
-        self._criterion(self.rows, self._search.pairs()[0])  # raises before Ray starts
+        first = self._search.pairs()[0]
+        self._grid = Grid.configured(self._search, *first)
+        self._criterion(self.rows, first)  # raises before Ray starts
         self._task = SearchTask(
             opened.store.uri, search_content_hash(opened), self._search.criterion,
             load_extensions(opened.config.extensions), str(Path.cwd()),
@@ -64,7 +66,7 @@ class Choosing:
         """
         search, n_more = self._search, len(rows.points or ())
         criteria = {pair: self._criterion(rows, pair) for pair in search.pairs()}
-        n_candidates = len(criteria) * math.prod(grid_of(search).shape[1:])
+        n_candidates = len(criteria) * math.prod(self._grid.shape[1:])
         self._executor.report(
             f"searching {n_candidates:,} candidates (s, p, c) on the stored logits of {len(rows.labels_B):,} images"
             + (f", {n_more:,} more points of rounds" if n_more else "")
@@ -103,11 +105,9 @@ class Choosing:
         def here(grids: Sequence[Grid]) -> list[Scores]:
             return [score_candidates(criteria[grid.pair], grid, kept(criteria[grid.pair], grid)) for grid in grids]
 
-        def kept(criterion: Criterion, grid: Grid) -> list[float]:
-            n = criterion.n_attacked
-            if not by_rounds:
-                return [max(1, min(n, criterion.required(beta))) for beta in grid.betas]
-            return [max(1, min(criterion.attacked.n_right(), wanted_images(beta, n))) for beta in grid.betas]
+        def kept(criterion: Criterion, grid: Grid) -> list[float] | None:
+            n, most = criterion.n_attacked, criterion.attacked.n_right()
+            return [max(1, min(most, wanted_images(beta, n))) for beta in grid.betas] if by_rounds else None
 
         on_tune = None
         if self._search.tune and not by_rounds and self.rows.certificates is None:
@@ -135,7 +135,7 @@ class Choosing:
             return ()
         criterion = CRITERIA.get(other).from_rows(self.rows, clamp=search.clamp, ln_k=search.ln_k)
         try:
-            found = search_grid(criterion, replace(grid_of(search), betas=(search.beta,)))
+            found = search_grid(criterion, replace(self._grid, betas=(search.beta,)))
         except InvalidInputError as error:
             return (f"beta {search.beta}: the {other} criterion finds nothing: {error}",)
         note = compare_candidates(found.for_beta(search.beta), chosen, self.rows)
@@ -167,7 +167,7 @@ def wanted_images(beta: float, n_robust: int) -> int:
 
 def explored(search: SearchConfig, criteria: Mapping[Pair, Criterion], scoring: Scoring) -> tuple[Selection, ...]:
     """Search one grid per clamp and width, and widen that of the best one while an optimum lies on its edge."""
-    grids = [grid_of(search, pair) for pair in search.pairs()]
+    grids = [Grid.configured(search, *pair) for pair in search.pairs()]
     known = {grid.pair: (grid, scores) for grid, scores in zip(grids, scoring(grids), strict=True)}
     parts = {pair: Selection.of(criteria[pair], *found) for pair, found in known.items()}
     while grid := wider_grid([*parts.values()], search.beta, search.widen or 0):
@@ -185,19 +185,6 @@ def _widened(grid: Grid, tried: Grid, known: Scores, scoring: Scoring) -> Scores
         for into, part in zip(whole, scores, strict=True):
             into[:, s_SPB, p_SPB, b_SPB] = part
     return whole
-
-
-def grid_of(search: SearchConfig, pair: Pair | None = None) -> Grid:
-    """Return the configured grid for a clamp and a width, by default the deployed ones."""
-    clamp, ln_k = pair or (search.clamp, search.ln_k)
-    return Grid.checked(
-        scales=grid_values(search.scales),
-        powers=grid_values(search.powers),
-        biases=grid_values(search.biases),
-        betas=search.all_betas(),
-        clamp=clamp,
-        ln_k=ln_k,
-    )
 
 
 def _widening_notes(parts: Sequence[Selection]) -> tuple[str, ...]:

@@ -53,44 +53,34 @@ def run_partitions(
         return
     _delete_error_logs(opened.store, task.stage, todo)
     record_current_stage(opened.store, task.stage, task.content_hash)
-    queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
+    queue, computed = WorkQueue(todo, weights=weights, in_order=early_stop is not None), list[PartitionSummary]()
     with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
         pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
-        _count(pool, *finished.values())
-        n_computed = _compute(pool, queue, index, progress, early_stop)
+
+        def count(summary: PartitionSummary) -> None:
+            """Add a partition to the metrics that the pool exports."""
+            n_images, n_broken = summary.n_images, summary.n_images - summary.robust
+            pool.counts.update(images=n_images, broken=n_broken, forward_passes=summary.n_forward)
+
+        def written(summary: PartitionSummary) -> None:
+            computed.append(summary)
+            index.add(summary)
+            count(summary)
+            progress.partition_done(summary)
+            if early_stop and early_stop.enough([summary]):
+                queue.stop()
+
+        pool.on_summary, pool.on_look = written, progress.workers_seen
+        for summary in finished.values():
+            count(summary)
+        try:
+            pool.run(queue)
+        finally:
+            index.flush()
     opened.rows.sweep()  # unfinished files of killed workers
-    done = f"{n_computed} partition{'s' * (n_computed != 1)} computed"
+    done = f"{len(computed)} partition{'s' * (len(computed) != 1)} computed"
     done += f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
-    progress.stage_finished(label or task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
-
-
-def _compute(
-    pool: Pool, queue: WorkQueue, index: IndexWriter, progress: RunProgress, early_stop: EarlyStop | None
-) -> int:
-    """Run the pool over the queue, enter each new partition into the index, and return their number."""
-    n_computed = 0
-
-    def written(summary: PartitionSummary) -> None:
-        nonlocal n_computed
-        n_computed += 1
-        index.add(summary)
-        _count(pool, summary)
-        progress.partition_done(summary)
-        if early_stop and early_stop.enough([summary]):
-            queue.stop()
-
-    pool.on_summary, pool.on_look = written, progress.workers_seen
-    try:
-        pool.run(queue)
-    finally:
-        index.flush()
-    return n_computed
-
-
-def _count(pool: Pool, *summaries: PartitionSummary) -> None:
-    """Add partitions to the metrics that a pool exports."""
-    for each in summaries:
-        pool.counts.update(images=each.n_images, broken=each.n_images - each.robust, forward_passes=each.n_forward)
+    progress.stage_finished(task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
 
 
 def _delete_error_logs(store: Store, stage: str, todo: Sequence[Partition]) -> None:

@@ -172,9 +172,7 @@ class Rounds:
         number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
         opened, evaluate = self._opened, self._opened.config.evaluate
         budget, sample = round_budget(evaluate), search_sample(opened)
-        mixtures = tuple(
-            replace(entry.mixture(), surrogate_alpha=surrogate_alpha, rd=evaluate.rd) for entry in attacked
-        )
+        mixtures = tuple(replace(entry.mixture(), rd=evaluate.rd) for entry in attacked)
         # All other betas together attack half as many images as the deployed one, whose examples mostly serve them too.
         others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
         weights = [1 if entry.beta == result.deployed_beta else 0.5 / others for entry in attacked]

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
-    from ..mixing.mixture import Mixture
     from ..selection.inputs import Certificates
 
 
@@ -152,7 +151,7 @@ class Stage:
     def task(self, opened: Run) -> Task:
         """Return the task for the workers, to which the stage itself travels with its attributes."""
         search = self.searched(opened)
-        mixture = deployed_mixture(opened, search) if search else None
+        mixture = replace(search.deployed().mixture(), rd=opened.config.evaluate.rd) if search else None
         return StageTask(stage=self.name, content_hash=self.content_hash(opened), mixture=mixture, of=self)
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
@@ -252,11 +251,6 @@ def run_stage(
 ) -> Run:
     """Open the run of a configuration, complete one stage, and return the run; errors as in `Stage.run`."""
     return stage_of(config, name).run(config, executor=executor, progress=progress)
-
-
-def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:
-    """Return the chosen mixed classifier with the surrogate through which attacks compute gradients."""
-    return replace(search.deployed().mixture(), surrogate_alpha=search.surrogate_alpha, rd=opened.config.evaluate.rd)
 
 
 def budget_of(section: AttackConfig | EvaluateConfig, norm: str = "") -> AttackBudget:
