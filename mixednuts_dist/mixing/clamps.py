@@ -1,9 +1,9 @@
 """The clamping functions of the nonlinear transformation (paper, section 4.2); each registers itself.
 
-A clamp maps a float64 tensor elementwise. It never falls, or it falls up to one point and rises from there
-(`turns_at=`); the search relies on it: over an interval its maximum is then at one end, and its minimum at an end or
-at that point. `clamp_shape` checks the claim on a sample. Each function is written so that small values keep their
-relative precision, because the power that follows would magnify the loss.
+A clamp maps a float64 tensor elementwise. It never falls, or it falls up to one point (`turns_at=`) and rises from
+there. The search relies on this shape: over an interval, the maximum is at one end, and the minimum is at an end or at
+that point. `clamp_shape` checks the shape on a sample. Each function keeps the relative precision of small values,
+because the power that follows would magnify a loss.
 """
 
 import functools
@@ -27,37 +27,37 @@ _ROUNDING = 1e-12
     "gelu", describes="u Phi(u), the paper's; falls below -0.75, where it turns", turns_at=-0.7517915246935645, order=1
 )
 def gelu(u: Tensor) -> Tensor:
-    """`u Phi(u) = u erfc(-u / sqrt 2) / 2`; torch's own cancels below -5, where Phi is computed as a difference."""
+    """Return `u Phi(u) = u erfc(-u / sqrt 2) / 2`; torch computes Phi as a difference, which cancels below -5."""
     survival: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
     return survival * (0.5 * u)
 
 
 @CLAMPS("relu", describes="max(u, 0)", order=2)
 def relu(u: Tensor) -> Tensor:
-    """`max(u, 0)`."""
+    """Return `max(u, 0)`."""
     return torch.relu(u)
 
 
 @CLAMPS("elu", describes="u above 0, e^u - 1 below", order=3)
 def elu(u: Tensor) -> Tensor:
-    """`u` above 0, `e^u - 1` below; the exponential never sees the large u that would overflow it."""
+    """Return `u` above 0 and `e^u - 1` below, without the exponential of a large u, which would overflow."""
     return torch.where(u > 0, u, torch.expm1(u.clamp_max(0)))
 
 
 @CLAMPS("softplus", describes="log(1 + e^u)", order=4)
 def softplus(u: Tensor) -> Tensor:
-    """`log(1 + e^u)`; torch's own is linear above 20."""
+    """Return `log(1 + e^u)`; torch's own function is linear above 20."""
     return torch.logaddexp(u, torch.zeros_like(u))
 
 
 @CLAMPS("linear", describes="u itself: no clamp", order=5)
 def linear(u: Tensor) -> Tensor:
-    """`u` itself."""
+    """Return `u`."""
     return u
 
 
 def clamp_logits(u: Tensor, clamp: Clamp) -> Tensor:
-    """The clamping function `clamp` of the shifted logits, elementwise, for any shape, in the dtype of `u`.
+    """Return the clamp of shifted logits, elementwise, for any shape, in the dtype of `u`.
 
     >>> clamp_logits(torch.tensor([-1.0, 0.0, 2.0]), "relu").tolist()
     [0.0, 0.0, 2.0]

@@ -1,10 +1,10 @@
 """Confidence margins (paper, definition 3.1), plain and as `log(1 - margin)`.
 
-Margins near 1 saturate: in float32 at 1 - 6e-8, in float64 at 1 - 1e-16. `log(1 - margin)` does not, and near 0 it
-keeps the margin's own digits; so whatever compares margins (attacks, Algorithm 1) compares that. The smaller it is,
-the larger the margin.
+Margins near 1 saturate: in float32 at 1 - 6e-8, in float64 at 1 - 1e-16. `log(1 - margin)` does not saturate, and near
+0 it keeps the digits of the margin. Attacks and Algorithm 1 therefore compare margins by `log(1 - margin)`, which is
+smaller for a larger margin.
 
-Shapes: B images, K >= 2 classes. NaN in gives NaN out: these functions run inside attacks, where a check would make the
+Shapes: B images, K >= 2 classes. NaN gives NaN: these functions run inside attacks, where a check would make the
 accelerator wait.
 """
 
@@ -19,7 +19,7 @@ _LARGEST = 600.0  # exp of it is finite in float64
 
 
 def signed_margin(probs_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """`p_y - max_{j != y} p_j` of each image, shape (B,), in the dtype of `probs_BK`; negative where fooled.
+    """Return `p_y - max_{j != y} p_j`, (B,), in the dtype of `probs_BK`; negative if the image is misclassified.
 
     >>> signed_margin(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1])).tolist()
     [-0.25]
@@ -29,7 +29,7 @@ def signed_margin(probs_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def top2_margin(probs_BK: Tensor) -> Tensor:
-    """`p_(1) - p_(2)` of each image, shape (B,), never negative, in the dtype of `probs_BK`.
+    """Return `p_(1) - p_(2)`, (B,), never negative, in the dtype of `probs_BK`.
 
     >>> top2_margin(torch.tensor([[0.5, 0.25, 0.25]])).tolist()
     [0.25]
@@ -40,9 +40,9 @@ def top2_margin(probs_BK: Tensor) -> Tensor:
 
 
 def log_one_minus_signed_margin(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """`log(1 - signed_margin(softmax(logits), labels))`, shape (B,), float64, without cancellation.
+    """Return `log(1 - signed_margin(softmax(logits), labels))`, (B,), float64, without cancellation.
 
-    The result lies in (-inf, log 2], is 0 where y ties with its best rival and positive where the image is broken.
+    The result is in (-inf, log 2]. It is 0 if y ties with its best rival, and positive if the image is broken.
     """
     _require_classes(logits_BK)
     logits_BK = logits_BK.double()
@@ -53,13 +53,13 @@ def log_one_minus_signed_margin(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def log_one_minus_top2_margin(logits_BK: Tensor) -> Tensor:
-    """`log(1 - top2_margin(softmax(logits)))`, shape (B,), float64, in (-inf, 0], without cancellation."""
+    """Return `log(1 - top2_margin(softmax(logits)))`, (B,), float64, in (-inf, 0], without cancellation."""
     _require_classes(logits_BK)
     return log_one_minus_signed_margin(logits_BK, logits_BK.argmax(dim=1))
 
 
 def log_one_minus_gap(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) -> Tensor:
-    """`log(1 - (p_winner - p_rival))`, shape (B,), float64; exactly 0 where winner and rival are the same class."""
+    """Return `log(1 - (p_winner - p_rival))`, (B,), float64; exactly 0 if winner and rival are the same class."""
     _require_classes(logits_BK)
     logits_BK = logits_BK.double()
     others_BK = _without(logits_BK, winners_B)
@@ -103,7 +103,7 @@ def _require_classes(values_BK: Tensor) -> None:
 
 
 def require_logits(name: str, logits_BK: Tensor) -> None:
-    """Raises InvalidInputError unless `logits_BK` is a finite table of at least 2 classes."""
+    """Raise InvalidInputError unless `logits_BK` is a finite table of at least 2 classes."""
     if logits_BK.ndim != 2 or logits_BK.shape[1] < 2:
         raise InvalidInputError(
             f"{name} must have the shape (images, classes) with at least 2 classes, got {tuple(logits_BK.shape)}"
@@ -119,7 +119,7 @@ def require_logits(name: str, logits_BK: Tensor) -> None:
 
 
 def class_indices(name: str, index_B: Tensor, logits_BK: Tensor) -> Tensor:
-    """`index_B` as int64 on the device of `logits_BK`.
+    """Return `index_B` as int64 on the device of `logits_BK`.
 
     Raises:
         InvalidInputError: unless there is one class index in [0, K) for each row.

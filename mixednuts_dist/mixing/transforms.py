@@ -1,6 +1,6 @@
 """Maps of the robust classifier's logits (paper, section 4.2): LayerNorm, clamps and the nonlinear transformation.
 
-All of them compute in float64 and answer in the caller's dtype, on the caller's device.
+All maps compute in float64 and return the caller's dtype, on the caller's device.
 
 Shapes: B images, K classes.
 """
@@ -22,7 +22,7 @@ _STEEP = 1e-12  # below this |v| the unbounded slope of |v|^p, p < 1, is taken a
 
 
 def layer_norm_logits(logits_BK: Tensor, ln_k: int | None = None) -> Tensor:
-    """`(z - mean) / sqrt(var + 1e-8)` with mean and unbiased variance of each row's `ln_k` largest logits.
+    """Return `(z - mean) / sqrt(var + 1e-8)`, with mean and unbiased variance of each row's `ln_k` largest logits.
 
     `ln_k=None` means all classes up to K = 250 and the top 250 beyond.
 
@@ -36,7 +36,7 @@ def layer_norm_logits(logits_BK: Tensor, ln_k: int | None = None) -> Tensor:
 
 
 def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
-    """The number of top classes that LayerNorm's statistics use for `n_classes` classes."""
+    """Return the number of top classes that LayerNorm's statistics use for `n_classes` classes."""
     if n_classes < 2:
         raise InvalidInputError(f"LayerNorm needs at least 2 classes, got K={n_classes}")
     if ln_k is None:
@@ -48,7 +48,7 @@ def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
 
 
 def signed_power(v_BK: Tensor, power: float) -> Tensor:
-    """`|v|^p sign(v)`, elementwise, with a gradient that is finite everywhere (0 at v = 0 where p < 1)."""
+    """Return `|v|^p sign(v)`, elementwise, with a finite gradient everywhere (0 at v = 0 if p < 1)."""
     if power == 1:
         return v_BK
     size_BK = v_BK.abs()
@@ -152,10 +152,10 @@ LOGIT_MAPS: dict[str, type[LogitMap]] = {
 
 
 def norm_statistics(top_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and `sqrt(variance + 1e-8)` of each row, both (B, 1): LayerNorm's, for rows of the largest logits.
+    """Return the mean and `sqrt(variance + 1e-8)` of each row, both (B, 1): LayerNorm's, for the largest logits.
 
     The unbiased variance is written out because `torch.var_mean` warns about an empty batch, and a branch on the number
-    of rows would make `torch.export` specialise on it. The deviations are taken first, so nothing cancels.
+    of rows would make `torch.export` specialize on it. The deviations are taken first, so nothing cancels.
     """
     mean_B1 = top_BK.mean(dim=1, keepdim=True)
     variance_B1 = (top_BK - mean_B1).square().sum(dim=1, keepdim=True) / (top_BK.shape[1] - 1)

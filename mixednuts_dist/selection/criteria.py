@@ -110,6 +110,7 @@ class Attacked(Images):
         return Images(self.descending_NK[: self.n_images])
 
 
+@dataclass(frozen=True)
 class Criterion(ABC):
     """How candidates are scored and compared.
 
@@ -124,6 +125,7 @@ class Criterion(ABC):
     # keeps just beta. Refinement rounds need True.
     inequality: ClassVar[bool] = False
     compared_with: ClassVar[str | None] = None  # a note compares this criterion's choice with that of another
+
     attacked: Attacked  # the constraint's images
     clean: Images  # the objective's images
     clamp: Clamp
@@ -176,9 +178,6 @@ class PaperCriterion(Criterion):
     The robust classifier is correct on the images `attacked` under attack, and wrong on the images `clean`.
     """
 
-    attacked: Attacked
-    clean: Images
-    clamp: Clamp
     name: ClassVar[str] = "paper"
     maximized: ClassVar[bool] = False
     meaning: ClassVar[str] = "clean and wrong images above the margin threshold"
@@ -274,9 +273,6 @@ class ExactCriterion(Criterion):
     `p_t - p_k`. The count is a step function of the threshold; `best_thresholds` maximizes it.
     """
 
-    attacked: Attacked
-    clean: Images
-    clamp: Clamp
     clean_labels_N: Tensor
     top_N: Tensor  # the clean classes of the robust classifier, and those that it finds least likely
     bottom_N: Tensor

@@ -34,11 +34,11 @@ class Slab:
     scales: Sequence[float]
 
     def clamped(self, normed: Tensor) -> Tensor:
-        """v of LayerNormed logits."""
+        """Return v of LayerNormed logits."""
         return clamp_logits(normed + self.bias, self.clamp)
 
     def mapped(self, normed: Tensor) -> Tensor:
-        """The logits at scale 1 for every power, a new first dimension."""
+        """Return the logits at scale 1 for every power, a new first dimension."""
         return SignedPowers.of(self.clamped(normed)).to_all(self.powers)
 
 
@@ -51,7 +51,7 @@ class SignedPowers:
 
     @classmethod
     def of(cls, values: Tensor) -> "SignedPowers":
-        """The signs and base-2 logarithms of `values`."""
+        """Return the signs and base-2 logarithms of `values`."""
         return cls(values.sign(), values.abs().log2_())
 
     def to_all(self, powers: Sequence[float]) -> Tensor:
