@@ -115,14 +115,7 @@ def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
     paper = select_parameters(inputs.rob_attacked_BK[right], inputs.rob_clean_BK[wrong], **GRID)
     exact = exact_selection(inputs)
     counts = {
-        beta: [
-            int(
-                mixed_clean_correct(
-                    inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, s.for_beta(beta).mixture()
-                ).sum()
-            )
-            for s in (paper, exact)
-        ]
+        beta: [with_predictions(found.for_beta(beta), inputs).clean_correct for found in (paper, exact)]
         for beta in exact.betas
     }
     found = [compare_candidates(paper.for_beta(beta), exact.for_beta(beta), inputs) for beta in exact.betas]

@@ -143,23 +143,23 @@ def test_points_of_other_images_are_refused_before_any_pass(tiny: Callable[..., 
 
 
 def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -> None:
-    def refused(path: Path, words: str) -> None:
-        with pytest.raises(DatasetError, match=words):
-            read_points_file(str(path))
-
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(print, protocol=2))
-    refused(tmp_path / "evil.pt", "holds no points that can be read")
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    refused(tmp_path / "objects.npy", "holds no points that can be read")
     torch.save(torch.full((2, 1, 8, 8), torch.nan), tmp_path / "nan.pt")
-    refused(tmp_path / "nan.pt", "some pixels are NaN or infinite")
     np.savez(tmp_path / "twice.npz", x_adv=np.zeros((2, 1, 8, 8)), sample_id=np.array([3, 3]))
-    refused(tmp_path / "twice.npz", "1 sample ids come more than once")
     np.savez(tmp_path / "other.npz", pixels=np.zeros((2, 1, 8, 8)))
-    refused(tmp_path / "other.npz", r"it holds \['pixels'\]; name the images x_adv")
     torch.save(torch.zeros(2, 3, 3), tmp_path / "three.pt")
-    refused(tmp_path / "three.pt", "are not N images")
-    refused(tmp_path / "absent.pt", "there is no such file of points")
+    for name, words in {
+        "evil.pt": "holds no points that can be read",
+        "objects.npy": "holds no points that can be read",
+        "nan.pt": "some pixels are NaN or infinite",
+        "twice.npz": "1 sample ids come more than once",
+        "other.npz": r"it holds \['pixels'\]; name the images x_adv",
+        "three.pt": "are not N images",
+        "absent.pt": "there is no such file of points",
+    }.items():
+        with pytest.raises(DatasetError, match=words):
+            read_points_file(str(tmp_path / name))
     torch.save(torch.zeros(N, 3, 32, 32), tmp_path / "cifar.pt")
     config = tiny(std=None, adv_images={"file": str(tmp_path / "cifar.pt")})
     with pytest.raises(DatasetError, match=r"points have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
