@@ -160,20 +160,20 @@ class Certify(Stage):
 
     def outcomes(self, opened: Run) -> list[Outcome]:
         """Return the counts of the robust classifier alone and of the deployed mixed classifier at each radius."""
-        answers = self.answers(opened)
+        answers, _, mixtures = self._read(opened)
         return [
             Outcome(
                 f"{name}, certified at {radius:g}", int(answers.clean(mixture).sum()),
                 int(answers.certified(mixture, radius).sum()), len(answers.labels_N),
             )
-            for name, mixture in self._mixtures(self._search(opened)).items()
+            for name, mixture in mixtures.items()
             for radius in self.radii
         ]  # fmt: skip
 
     def certified(self, opened: Run) -> Certified:
         """Return the numbers that the report draws over beta and over the radius."""
-        answers, radii, search = self.answers(opened), self.radii, self._search(opened)
-        reaches = {name: answers.reach(mixture) for name, mixture in self._mixtures(search).items()}
+        (answers, search, mixtures), radii = self._read(opened), self.radii
+        reaches = {name: answers.reach(mixture) for name, mixture in mixtures.items()}
         most = max(*radii, *(float(reach_N.max()) for reach_N in reaches.values()))
         steps = [step / _STEPS * most for step in range(_STEPS + 1)]
         below = {
@@ -192,12 +192,10 @@ class Certify(Stage):
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """Return the certified images of the mixed classifier of each beta, without a network pass."""
-        answers, search = self.answers(opened), self._search(opened)
-        mixtures = {"rob alone": self._mixtures(None)["rob"]}
-        if search:
-            mixtures |= {f"{entry.beta:g}": entry.mixture() for entry in search.entries}
+        answers, search, mixtures = self._read(opened)
+        by_beta = {f"{entry.beta:g}": entry.mixture() for entry in (search.entries if search else ())}
         rows: list[list[object]] = []
-        for name, mixture in mixtures.items():
+        for name, mixture in {"rob alone": mixtures["rob"], **by_beta}.items():
             found = [answers.clean(mixture), answers.predicted(mixture)]
             found += [answers.certified(mixture, radius) for radius in self.radii]
             rows.append([name, mixture.alpha, *((int(each_N.sum()), len(each_N)) for each_N in found)])
@@ -214,11 +212,10 @@ class Certify(Stage):
             f"certified images for a statement about all {n_images:,} images together with confidence {confidence:g}"
         )
 
-    def _search(self, opened: Run) -> SearchResult | None:
-        return read_search_result(opened) if opened.config.std is not None else None
-
-    @staticmethod
-    def _mixtures(search: SearchResult | None) -> dict[str, Mixture]:
+    def _read(self, opened: Run) -> tuple[SmoothedAnswers, SearchResult | None, dict[str, Mixture]]:
+        """Return the rows, the search result (None without `std`), and "rob" alone and the deployed "mixed"."""
         from ..certification.answers import ROB_ALONE
 
-        return {"rob": ROB_ALONE, **({"mixed": search.deployed().mixture()} if search else {})}
+        search = None if opened.config.std is None else read_search_result(opened)
+        deployed = {"mixed": search.deployed().mixture()} if search else {}
+        return self.answers(opened), search, {"rob": ROB_ALONE, **deployed}
