@@ -78,20 +78,36 @@ class Attacked(Images):
     rivals_M: Tensor  # float64: the logit that the margin is taken to; NaN: that of the best class but the label
 
     @classmethod
-    def of_correct(cls, descending_NK: Tensor) -> Self:
-        """Return one example per image, each classified correctly by the robust classifier."""
-        image_N = torch.arange(len(descending_NK), device=descending_NK.device)
-        ranks_N, nowhere_N = torch.zeros_like(image_N), torch.full_like(descending_NK[:, 0], torch.nan)
-        return cls(descending_NK, image_N, len(image_N), ranks_N, nowhere_N)
+    def of(
+        cls, descending_nK: Tensor, points: AttackedPoints | None, labels_n: Tensor | None = None, *, clamp: Clamp,
+        ln_k: int | None,
+    ) -> Self:  # fmt: skip
+        """Return one example per image, on which the robust classifier is correct, then the further `points`.
 
-    def with_points(self, points: "Attacked", image_P: Tensor) -> "Attacked":
-        """Add further examples of the images `image_P`."""
-        return Attacked(
-            torch.cat([self.descending_NK, points.descending_NK]),
-            torch.cat([self.image_M, image_P]),
-            self.n_images,
-            torch.cat([self.label_ranks_M, points.label_ranks_M]),
-            torch.cat([self.rivals_M, points.rivals_M]),
+        Args:
+            labels_n: if given, the margins at `points` are signed; otherwise they are those of the largest logit.
+        """
+        ranks_n = torch.zeros(len(descending_nK), dtype=torch.int64, device=descending_nK.device)
+        rivals_n = torch.full_like(descending_nK[:, 0], torch.nan)
+        first = cls(descending_nK, torch.arange(len(ranks_n), device=ranks_n.device), len(ranks_n), ranks_n, rivals_n)
+        if points is None:
+            return first
+        logits_PK, image_P = points.rob_logits_PK, points.checked_rows(ranks_n)
+        normed_PK, descending_PK = normed_logits("points", logits_PK, clamp=clamp, ln_k=ln_k, like=descending_nK)
+        ranks_P, rivals_P = torch.zeros_like(image_P), torch.full_like(normed_PK[:, 0], torch.nan)
+        if labels_n is not None:
+            label_P1 = labels_n[image_P][:, None]
+            ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
+            if points.std_pred_P is not None:  # the rival of a correct image is the class of `std`
+                std_P1 = class_indices("points.std_pred_P", points.std_pred_P, normed_PK)[:, None]
+                leads_P = (ranks_P == 0) & (std_P1 != label_P1).squeeze(1)
+                rivals_P = torch.where(leads_P, normed_PK.gather(1, std_P1).squeeze(1), rivals_P)
+        return replace(
+            first,
+            descending_NK=torch.cat([descending_nK, descending_PK]),
+            image_M=torch.cat([first.image_M, image_P]),
+            label_ranks_M=torch.cat([ranks_n, ranks_P]),
+            rivals_M=torch.cat([rivals_n, rivals_P]),
         )
 
     def largest(self, values: Tensor) -> Tensor:
@@ -208,10 +224,7 @@ class PaperCriterion(Criterion):
         _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
         if std_correct_B is not None:
             wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
-        attacked = Attacked.of_correct(attacked_BK)
-        if points is not None:
-            _, points_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
-            attacked = attacked.with_points(Attacked.of_correct(points_PK), points.checked_rows(attacked_BK))
+        attacked = Attacked.of(attacked_BK, points, clamp=clamp, ln_k=ln_k)
         return cls(attacked, Images(wrong_BK), clamp)
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
@@ -312,12 +325,8 @@ class ExactCriterion(Criterion):
         labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
         right_B = normed_BK.argmax(dim=1) == labels_B
         require_attacked(int(right_B.sum()))
-        attacked = Attacked.of_correct(descending_BK[right_B])
-        if points is not None:
-            points.checked_rows(normed_BK)
-            further = points.of_images(right_B)
-            signed = _signed_points(further, labels_B[right_B], clamp=clamp, ln_k=ln_k, like=normed_BK)
-            attacked = attacked.with_points(signed, further.image_P.to(normed_BK.device))
+        points = None if points is None else points.of_images(right_B)
+        attacked = Attacked.of(descending_BK[right_B], points, labels_B[right_B], clamp=clamp, ln_k=ln_k)
         std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
         return cls(
             attacked,
@@ -416,21 +425,6 @@ def require_attacked(n_images: int) -> None:
             "no attacked image is classified correctly by `rob`: no margin can set the threshold. Is `rob` the "
             "robust one (`std` comes first), and is eps, in units of the pixel range, one that it was trained for?"
         )
-
-
-def _signed_points(
-    points: AttackedPoints, labels_B: Tensor, *, clamp: Clamp, ln_k: int | None, like: Tensor
-) -> Attacked:
-    """Return the examples with the ranks of their labels and, if known, the logits of `std`'s classes as rivals."""
-    normed_PK, descending_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=like)
-    label_P1 = labels_B[points.image_P.to(like.device)][:, None]
-    ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
-    rivals_P = torch.full_like(normed_PK[:, 0], torch.nan)
-    if points.std_pred_P is not None:
-        std_P1 = class_indices("points.std_pred_P", points.std_pred_P, normed_PK)[:, None]
-        leads_P = (ranks_P == 0) & (std_P1 != label_P1).squeeze(1)
-        rivals_P = torch.where(leads_P, normed_PK.gather(1, std_P1).squeeze(1), rivals_P)
-    return replace(Attacked.of_correct(descending_PK), label_ranks_M=ranks_P, rivals_M=rivals_P)
 
 
 def _mask(name: str, mask_B: Tensor, logits_BK: Tensor) -> Tensor:

@@ -38,27 +38,31 @@ class AttackedPoints:
         return AttackedPoints(logits_PK, torch.cat([self.image_P, other.image_P]), std_pred_P)
 
     def of_images(self, mask_B: Tensor) -> "AttackedPoints":
-        """Return the examples of the images where `mask_B` is true, with rows counted among those images."""
+        """Return the examples of the images where `mask_B` is true, with rows counted among those images.
+
+        Errors as in `checked_rows`.
+        """
+        self.checked_rows(mask_B)
         mask_B = mask_B.to(self.image_P.device)
         mine_P = mask_B[self.image_P]
         row_B = mask_B.long().cumsum(0) - 1
         std_pred_P = None if self.std_pred_P is None else self.std_pred_P[mine_P]
         return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], std_pred_P)
 
-    def checked_rows(self, logits_BK: Tensor) -> Tensor:
-        """Return `image_P` on the device of the images' logits.
+    def checked_rows(self, images: Tensor) -> Tensor:
+        """Return `image_P` on the device of a tensor with one row per image.
 
         Raises:
-            InvalidInputError: if it does not name one row of them per example.
+            InvalidInputError: if it does not name one of these rows per example.
         """
-        image_P, n_points = self.image_P.to(logits_BK.device), len(self.rob_logits_PK)
+        image_P, n_points = self.image_P.to(images.device), len(self.rob_logits_PK)
         if image_P.shape != (n_points,):
             raise InvalidInputError(
                 f"points.image_P has shape {tuple(image_P.shape)}, expected ({n_points},): one image per point"
             )
-        if len(image_P) and not 0 <= int(image_P.min()) <= int(image_P.max()) < len(logits_BK):
+        if len(image_P) and not 0 <= int(image_P.min()) <= int(image_P.max()) < len(images):
             raise InvalidInputError(
-                f"points.image_P spans {int(image_P.min())} to {int(image_P.max())}, there are {len(logits_BK)} images"
+                f"points.image_P spans {int(image_P.min())} to {int(image_P.max())}, there are {len(images)} images"
             )
         return image_P
 
