@@ -13,12 +13,12 @@ Shapes: S slots, images of C x H x W.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import Outputs
-from mixednuts_dist.attacks.losses import ce_loss
 from mixednuts_dist.attacks.stepper import Counts, Images, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
 
@@ -49,7 +49,7 @@ class PgdSteps(Stepper[PgdState]):
         return state.x_adv
 
     def loss(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        return ce_loss(outputs.logits, labels)
+        return F.cross_entropy(outputs.logits, labels, reduction="none")
 
     def tell(self, state: PgdState, x: Tensor, result: StepResult) -> Tensor:
         step = STEP * self.ball.eps * self.ball.steepest(result.grad)

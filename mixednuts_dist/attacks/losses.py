@@ -21,27 +21,31 @@ from .gradient_model import MixedOutputs, Outputs
 _TINY = 1e-12  # added to DLR's denominator, as in AutoAttack, so that equal logits do not divide by zero
 
 
-def ce_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Cross-entropy of each image, in nats, shape (B,)."""
-    return F.cross_entropy(logits_BK, labels_B, reduction="none")
+@LOSSES("ce", describes="cross-entropy of the label")
+def ce(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """Cross-entropy, in nats."""
+    return F.cross_entropy(outputs.logits, labels_B, reduction="none")
 
 
-def dlr_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Difference of logits ratio (Croce & Hein 2020, eq. 6), shape (B,); with K = 2 without its denominator."""
-    sorted_BK = logits_BK.sort(dim=1).values
+@LOSSES("untargeted-dlr", describes="difference of logits ratio")
+def untargeted_dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """Difference of logits ratio (DLR; Croce & Hein 2020, eq. 6); with K = 2 without its denominator."""
+    logits_BK = outputs.logits
     gap_B = at(logits_BK, labels_B) - others(logits_BK, labels_B).amax(dim=1)
     if logits_BK.shape[1] < 3:
         return -gap_B
+    sorted_BK = logits_BK.sort(dim=1).values
     return -gap_B / (sorted_BK[:, -1] - sorted_BK[:, -3] + _TINY)
 
 
-def targeted_dlr_loss(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:
-    """Targeted DLR (Croce & Hein 2020, eq. 7), shape (B,).
+@LOSSES("dlr", describes="targeted difference of logits ratio")
+def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """Targeted DLR (Croce & Hein 2020, eq. 7).
 
     The denominator of the paper needs four classes: with K = 3 it is z_(1) - z_(3), with K = 2 the loss has none.
     """
+    logits_BK, n_classes = outputs.logits, outputs.logits.shape[1]
     gap_B = at(logits_BK, labels_B) - at(logits_BK, targets_B)
-    n_classes = logits_BK.shape[1]
     if n_classes < 3:
         return -gap_B
     sorted_BK = logits_BK.sort(dim=1).values
@@ -49,38 +53,15 @@ def targeted_dlr_loss(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) ->
     return -gap_B / (sorted_BK[:, -1] - low_B + _TINY)
 
 
-def margin_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """`log(1 - (p_y - max_{j != y} p_j))`, shape (B,), as a difference of two logsumexp, which does not saturate.
+@LOSSES("margin", describes="log(1 - signed margin), which does not saturate")
+def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """`log(1 - (p_y - max_{j != y} p_j))`, as a difference of two logsumexp, which does not saturate.
 
     1 - p_y + max_{j != y} p_j is the sum of the other classes' probabilities with the largest of them counted twice.
     """
-    others_BK = others(logits_BK, labels_B)
-    twice_BK = F.one_hot(others_BK.argmax(dim=1), logits_BK.shape[1]).to(logits_BK) * math.log(2)
-    return (others_BK + twice_BK).logsumexp(dim=1) - logits_BK.logsumexp(dim=1)
-
-
-@LOSSES("ce", describes="cross-entropy of the label")
-def ce(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """Untargeted cross-entropy."""
-    return ce_loss(outputs.logits, labels_B)
-
-
-@LOSSES("untargeted-dlr", describes="difference of logits ratio")
-def untargeted_dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """DLR."""
-    return dlr_loss(outputs.logits, labels_B)
-
-
-@LOSSES("dlr", describes="targeted difference of logits ratio")
-def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """Targeted DLR."""
-    return targeted_dlr_loss(outputs.logits, labels_B, targets_B)
-
-
-@LOSSES("margin", describes="log(1 - signed margin), which does not saturate")
-def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """`margin_loss` of the label."""
-    return margin_loss(outputs.logits, labels_B)
+    others_BK = others(outputs.logits, labels_B)
+    twice_BK = F.one_hot(others_BK.argmax(dim=1), others_BK.shape[1]).to(others_BK) * math.log(2)
+    return (others_BK + twice_BK).logsumexp(dim=1) - outputs.logits.logsumexp(dim=1)
 
 
 @LOSSES("joint", describes="the gaps of both base classifiers to the target, for mixed classifiers")

@@ -7,12 +7,12 @@ Shapes: B images of C x H x W, K classes.
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
 from ..acceleration.gradient_copy import input_gradient
 from .gradient_model import AttackedModel
-from .losses import ce_loss
 from .verification import Verifier
 
 # The values are names of stored columns, so they stay as earlier releases wrote them.
@@ -69,7 +69,7 @@ def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tenso
 def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     x = x.detach().clone().requires_grad_()
     with torch.enable_grad():
-        return input_gradient(ce_loss(logits_of(x), y), x)
+        return input_gradient(F.cross_entropy(logits_of(x), y, reduction="none"), x)
 
 
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from ..attacks.sequential import ConfidenceSequence
 from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
+from .confidence_sequence import ConfidenceSequence
 from .runs import Run, finished_partitions, require_complete
 
 
@@ -39,7 +39,7 @@ class EarlyStop:
         """Add finished partitions; return whether the interval is narrow enough."""
         self._robust |= {self._places[summary.partition]: summary.robust for summary in summaries}
         while not self._known() and self._bounds.n_seen in self._robust:
-            self._bounds.add([self._robust[self._bounds.n_seen] / self._size])
+            self._bounds.add(self._robust[self._bounds.n_seen] / self._size)
         return self._known()
 
     def _known(self) -> bool:

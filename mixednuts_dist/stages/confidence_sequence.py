@@ -17,7 +17,6 @@ Shapes: G candidate means.
 """
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -34,12 +33,10 @@ class ConfidenceSequence:
 
     Example:
         >>> bounds = ConfidenceSequence(4, alpha=0.05)
-        >>> bounds.add([1.0, 1.0, 0.5])
+        >>> for value in (1.0, 1.0, 0.5):
+        ...     bounds.add(value)
         >>> bounds.interval  # the unseen value may be anything from 0 to 1
         (0.625, 0.875)
-        >>> bounds.add([0.5])
-        >>> bounds.interval
-        (0.75, 0.75)
     """
 
     def __init__(self, n_values: int, alpha: float = 0.05) -> None:
@@ -57,23 +54,8 @@ class ConfidenceSequence:
         possible = self._sum / self.n_values, (self._sum + self.n_values - self.n_seen) / self.n_values
         return max(self._low, possible[0]), min(self._high, possible[1])
 
-    @property
-    def mean(self) -> float:
-        """The mean of the values seen."""
-        return self._sum / self.n_seen if self.n_seen else math.nan
-
-    def add(self, values: Iterable[float]) -> None:
-        """The next values, in the order in which they were drawn."""
-        for value in values:
-            self._bet(value)
-            self._sum += value
-            self.n_seen += 1
-            predicted = (0.5 + self._sum) / (1 + self.n_seen)
-            self._squares += (value - predicted) ** 2
-        self._narrow()
-
-    def _bet(self, value: float) -> None:
-        """Multiply both capitals by the factor of one value; the bet depends on earlier values only."""
+    def add(self, value: float) -> None:
+        """Add the next value, in the order in which the values were drawn."""
         t = self.n_seen + 1
         variance = self._squares / t
         bet = math.sqrt(2 * math.log(2 / self._alpha) / (variance * t * math.log(1 + t)))
@@ -83,12 +65,10 @@ class ConfidenceSequence:
         down_G = np.minimum(_SHARE / (1 - inside_G), bet)
         self._log_up_G += np.log1p(up_G * (value - inside_G))
         self._log_down_G += np.log1p(-down_G * (value - inside_G))
-
-    def _narrow(self) -> None:
-        """Exclude the means at which the capital has reached 1 / alpha."""
+        self._sum, self.n_seen = self._sum + value, t
+        self._squares += (value - (0.5 + self._sum) / (1 + t)) ** 2
         log_capital_G = np.maximum(self._log_up_G, self._log_down_G) - math.log(2)
         alive = np.flatnonzero(log_capital_G < -math.log(self._alpha))
         if len(alive):
-            cell = 1 / _CELLS
-            self._low = max(self._low, float(self._means_G[alive[0]]) - cell)
-            self._high = min(self._high, float(self._means_G[alive[-1]]) + cell)
+            low, high = self._means_G[[alive[0], alive[-1]]].tolist()
+            self._low, self._high = max(self._low, low - 1 / _CELLS), min(self._high, high + 1 / _CELLS)
