@@ -1,16 +1,14 @@
-"""Datasets and base classifiers by URI: real objects for each form, errors that name the valid ones."""
+"""Functions as base classifiers, and the checks that every classifier passes."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
-from mixednuts_dist.errors import BaseClassifierError, DatasetError
-from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.errors import BaseClassifierError
 
 FACTORY = """
 import torch
@@ -35,26 +33,6 @@ def factory_file(tmp_path: Path) -> Path:
     path = tmp_path / "zoo.py"
     path.write_text(FACTORY)
     return path
-
-
-@pytest.mark.parametrize(
-    ("shape", "read"), [((6, 4, 5, 3), (6, 3, 4, 5)), ((6, 3, 4, 5), (6, 3, 4, 5)), ((6, 4, 5), (6, 1, 4, 5))]
-)
-def test_npz_images_come_channels_first_in_unit_range(
-    tmp_path: Path, shape: tuple[int, ...], read: tuple[int, ...]
-) -> None:
-    pixels = np.arange(np.prod(shape)).reshape(shape).astype(np.uint8)
-    np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(6))
-    images, labels = open_dataset(f"npz:{tmp_path / 'a.npz'}").read(0, 6)
-    assert images.shape == read
-    assert images.dtype == torch.float32
-    assert float(images.max()) <= 1
-    assert labels.tolist() == list(range(6))
-
-
-def test_missing_cifar_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="download=True"):
-        open_dataset(f"cifar10:{tmp_path}")
 
 
 def test_a_factory_in_a_file_takes_options_and_comes_frozen(factory_file: Path) -> None:
@@ -134,36 +112,3 @@ def test_code_that_ends_the_process_does_not_end_ours(tmp_path: Path, where: str
     with pytest.raises(BaseClassifierError, match="SystemExit: 0"):
         model = load_classifier(f"py:{tmp_path / 'quits.py'}:make", "rob")
         check_classifier(model, torch.rand(2, 1, 4, 4), "rob")
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
-        (np.zeros((2, 3, 3)), np.array([0, 2**64 - 1], np.uint64), "found uint64 from 0 to 18446744073709551615"),
-        (np.zeros((2, 3, 3)), np.array(["cat", "dog"]), "found <U3"),
-        (np.zeros((2, 3, 3)), np.array([-1, 0]), "from -1"),
-        (np.zeros((2, 3, 3)), np.array([0.0, 1.0]), "float64"),
-        (np.full((2, 3, 3), np.nan), np.array([0, 1]), "NaN"),
-        (np.full((2, 3, 3), np.inf), np.array([0, 1]), "range over"),
-        (np.zeros((2, 3, 3), np.int32), np.array([0, 1]), "pixels are int32"),
-        (np.zeros((2, 3, 3), bool), np.array([0, 1]), "pixels are bool"),
-        (np.zeros((2, 3, 3), np.complex64), np.array([0, 1]), "pixels are complex64"),
-        (np.zeros((2, 0, 3)), np.array([0, 1]), "are not N images"),
-        (np.zeros((2, 3, 3)), np.array([0]), r"\(1,\)"),
-    ],
-)
-def test_arrays_that_are_no_images_with_labels_are_told(
-    tmp_path: Path, images: np.ndarray, labels: np.ndarray, message: str
-) -> None:
-    np.savez(tmp_path / "a.npz", images=images, labels=labels)
-    with pytest.raises(DatasetError, match=message):
-        open_dataset(f"npz:{tmp_path / 'a.npz'}")
-
-
-def test_the_byte_order_of_arrays_does_not_matter(tmp_path: Path) -> None:
-    images, labels = np.random.default_rng(0).random((5, 3, 4, 4)), np.arange(5)
-    np.savez(tmp_path / "big.npz", images=images.astype(">f4"), labels=labels.astype(">i8"))
-    np.savez(tmp_path / "little.npz", images=images.astype("<f4"), labels=labels)
-    (x, y), (expected_x, expected_y) = (open_dataset(f"npz:{tmp_path}/{n}.npz").read(0, 5) for n in ("big", "little"))
-    assert torch.equal(x, expected_x)
-    assert torch.equal(y, expected_y)

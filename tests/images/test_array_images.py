@@ -11,6 +11,7 @@ import torch
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.arrays import ArrayImages, open_npz
+from mixednuts_dist.images.datasets import open_dataset
 
 
 def npz(path: object) -> DatasetSource:
@@ -81,3 +82,41 @@ def test_arrays_that_are_easily_meant_otherwise_are_warned_of(
 ) -> None:
     ArrayImages("x", images, LABELS[: len(images)])
     assert re.search(told, caplog.text) if told else not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 3, 3)), np.array([0, 2**64 - 1], np.uint64), "found uint64 from 0 to 18446744073709551615"),
+        (np.zeros((2, 3, 3)), np.array(["cat", "dog"]), "found <U3"),
+        (np.zeros((2, 3, 3)), np.array([-1, 0]), "from -1"),
+        (np.zeros((2, 3, 3)), np.array([0.0, 1.0]), "float64"),
+        (np.full((2, 3, 3), np.nan), np.array([0, 1]), "NaN"),
+        (np.full((2, 3, 3), np.inf), np.array([0, 1]), "range over"),
+        (np.zeros((2, 3, 3), np.int32), np.array([0, 1]), "pixels are int32"),
+        (np.zeros((2, 3, 3), bool), np.array([0, 1]), "pixels are bool"),
+        (np.zeros((2, 3, 3), np.complex64), np.array([0, 1]), "pixels are complex64"),
+        (np.zeros((2, 0, 3)), np.array([0, 1]), "are not N images"),
+        (np.zeros((2, 3, 3)), np.array([0]), r"\(1,\)"),
+    ],
+)
+def test_arrays_that_are_not_images_with_labels_raise(images: np.ndarray, labels: np.ndarray, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        ArrayImages("x", images, labels)
+
+
+@pytest.mark.parametrize(
+    ("shape", "read"), [((6, 4, 5, 3), (6, 3, 4, 5)), ((6, 3, 4, 5), (6, 3, 4, 5)), ((6, 4, 5), (6, 1, 4, 5))]
+)
+def test_images_come_channels_first_in_any_byte_order(shape: tuple[int, ...], read: tuple[int, ...]) -> None:
+    pixels, labels = np.random.default_rng(0).random(shape), np.arange(6)
+    big, little = (
+        ArrayImages("x", pixels.astype(f"{order}f4"), labels.astype(f"{order}i8")).read(0, 6) for order in "><"
+    )
+    assert (big[0].shape, big[0].dtype) == (read, torch.float32)
+    assert torch.equal(big[0], little[0]) and torch.equal(big[1], little[1])
+
+
+def test_missing_cifar_raises_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="download=True"):
+        open_dataset(f"cifar10:{tmp_path}")
