@@ -240,7 +240,8 @@ class Source(Located):
         for _, path in self._paths():
             before = "" if rest.startswith(path) else "="
             rest = rest.replace(f"{before}{path}", f"{before}{find(path)}", 1) if path else rest
-        return type(self)(f"{self.scheme}:{rest}", self.written, self.given)
+        there = f"{self.scheme}:{rest}"
+        return self if there == self else type(self)(there, self.written, self.given)
 
     def _paths(self) -> Iterator[tuple[str, str]]:
         """Yield (kind, path as written) for the paths in the URI, the target first."""
