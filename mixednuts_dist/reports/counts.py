@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, computed_field
 
 from ..errors import InvalidInputError
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..storage.records import PartitionSummary
 
+COUNTED = ("correct", "total", "percent", "low", "high")
 Z_95 = 1.959963984540054  # 97.5% quantile of the standard normal distribution
 
 
@@ -49,8 +52,9 @@ class Count:
 
     correct: int
     total: int
-    resampled: tuple[float, float] | None = None  # a 95% interval in percent that takes the place of Wilson's
+    resampled: Annotated[tuple[float, float] | None, Field(exclude=True)] = None  # a 95% interval instead of Wilson's
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def percent(self) -> float:
         """The share in percent; 0 of no images."""
@@ -64,11 +68,13 @@ class Count:
         low, high = wilson_interval(self.correct, self.total) if self.total else (0.0, 1.0)
         return 100 * low, 100 * high
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def low(self) -> float:
         """Return the lower end of the interval."""
         return self.interval[0]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def high(self) -> float:
         """Return the upper end of the interval."""
@@ -81,8 +87,7 @@ class Count:
 
     def to_json(self) -> dict[str, int | float]:
         """`correct`, `total`, `percent`, `low`, `high` (the last three in percent)."""
-        low, high = self.interval
-        return {"correct": self.correct, "total": self.total, "percent": self.percent, "low": low, "high": high}
+        return {name: getattr(self, name) for name in COUNTED}
 
 
 def count(hits_N: Tensor) -> Count:

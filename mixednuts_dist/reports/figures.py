@@ -179,12 +179,12 @@ def survival(results: RunResults) -> Figure:
     rows = [
         {
             "name": step.step,
-            "value": step.standing.percent,
-            "label": f"{step.standing.correct}" + (f" (−{step.lost})" if step.lost and number else ""),
+            "value": step.percent,
+            "label": f"{step.correct}" + (f" (−{step.lost})" if step.lost and number else ""),
         }
         for number, step in enumerate(results.survival)
     ]
-    steps = ", ".join(f"{step.step} {step.standing.correct}" for step in results.survival)
+    steps = ", ".join(f"{step.step} {step.correct}" for step in results.survival)
     words = f"Of {results.n_images} images, those that are correct after each step: {steps}."
     return bars(rows, value="correct after this step (%)", within=(0.0, 100.0)).described(words)
 

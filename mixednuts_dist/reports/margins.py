@@ -8,9 +8,10 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from ..mixing.margins import log_one_minus_top2_margin
@@ -40,7 +41,7 @@ class MarginGroup:
     classifier: str
     images: Images
     correct: bool
-    counts: tuple[int, ...]  # images in each bin of EDGES
+    counts: Annotated[tuple[int, ...], Field(exclude=True)]  # images in each bin of EDGES
     n: int
     median: float | None  # None for an empty group
     distance: float | None = None  # median of 1 - margin, which differs where margins round to 1
@@ -63,8 +64,9 @@ class MarginSplit:
     log_cutoff: float  # log(1 - margin threshold)
     kept: Count  # attacked and correct images with a margin at or above the threshold
     left_to_std: Count  # clean and wrong images with a margin below it
-    edges: tuple[float, ...]  # histogram bins over log10(margin / (1 - margin))
-    counts: tuple[tuple[int, ...], tuple[int, ...]]  # images per bin: attacked and right, clean and wrong
+    edges: Annotated[tuple[float, ...], Field(exclude=True)]  # histogram bins over log10(margin / (1 - margin))
+    # images per bin: attacked and right, clean and wrong
+    counts: Annotated[tuple[tuple[int, ...], tuple[int, ...]], Field(exclude=True)]
 
 
 class MarginTally:

@@ -105,7 +105,7 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
     clean_CHW, attacked_CHW = image.pixels
     perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
     name = f"Image {image.sample_id}, class {class_text(image.label, class_names)}"
-    *before, after = image.verdicts
+    *before, after = image.predictions
     taken_for = class_text(after.predicted, class_names)
     return {
         "title": name,
@@ -123,8 +123,8 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
         ],
         "sentence": image.sentence(class_names),
         "bracket": bracket,
-        "verdicts": [
-            (f"{verdict.classifier}, {verdict.images}", verdict.words(class_names), verdict.predicted != image.label)
-            for verdict in (*before, after)
+        "predictions": [
+            (f"{each.classifier}, {each.images}", each.words(class_names), each.predicted != image.label)
+            for each in (*before, after)
         ],
     }  # fmt: skip

@@ -3,7 +3,6 @@
 import logging
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,16 +37,13 @@ from .counts import Count, outcome_counts
 from .page import report_files
 from .results import (
     TRANSFER_ATTACK,
-    AccuracyRow,
+    AttackTally,
     RunResults,
-    SurvivalStep,
-    broken_by_warm_start,
     gather_results,
     square_note,
     stage_costs,
-    standing_after,
-    survival_of,
 )
+from .results_file import AccuracyRow, SurvivalStep
 from .table import Cell, Table
 from .worst_images import WorstImage
 
@@ -124,21 +120,18 @@ def _mixture_results(opened: Run, content_hash: str) -> RunResults:
 
 def _rob_results(opened: Run, content_hash: str) -> RunResults:
     """Count the attacks on `rob` alone, for a run without `std`."""
-    steps, standing, n_robust, warm_start = steps_of(opened), Counter[str](), 0, list[tuple[int, int, int]]()
+    steps, tally = steps_of(opened), AttackTally()
     columns = ["sample_id", "label", "rob_clean", "rob_attacked", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     for partitions in _parts(opened):
-        rows = read_columns(opened.rows, "evaluate", partitions, content_hash, columns)
-        survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
-        right_N = rows["rob_clean"].argmax(dim=1) == rows["label"]
-        standing.update(standing_after(right_N, survived))
-        warm_start += broken_by_warm_start(right_N, survived, rows["sample_id"], rows["label"], rows["rob_attacked"])
-        n_robust += int(rows["robust"].sum())
-    survival = survival_of(standing, opened.n_images)
+        sample_ids_N, labels_N, clean_NK, attacked_NK, robust_N, *survived = read_columns(
+            opened.rows, "evaluate", partitions, content_hash, columns
+        ).values()
+        survived_by = dict(zip(steps, survived, strict=True))
+        tally.add(EvaluateRecords(sample_ids_N, labels_N, clean_NK, attacked_NK, robust_N, survived_by))
     attack = "adaptive " * opened.inputs.mixed + _attack_words(opened.config)
-    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, opened.n_images), attack)
     return RunResults(
-        **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival)),
-        warm_start=warm_start,
+        **_description(opened), accuracy=(tally.accuracy("rob", attack),), survival=tally.survival(),
+        notes=tuple(square_note(tally.survival())), warm_start=tally.warm_start,
     )  # fmt: skip
 
 
@@ -298,13 +291,13 @@ def _second_opinion(
         return survival, (f"The check by {package} is not complete. Run: mixednuts evaluate",)
     rows = read_columns(opened.rows, CHECK, opened.partitions, content_hash, ["tried", "broken"])
     n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())
-    standing = survival[-1].standing
-    left = Count(standing.correct - n_broken, standing.total)
+    last = survival[-1]
     sentence = (
-        f"Check: the unmodified {package} attacked {n_tried} of the {standing.correct} robust images and broke "
+        f"Check: the unmodified {package} attacked {n_tried} of the {last.correct} robust images and broke "
         f"{n_broken or 'none'}."
     )
-    return (*survival, SurvivalStep(package, left, n_broken)), (sentence,)
+    left = SurvivalStep(last.correct - n_broken, last.total, step=package, lost=n_broken)
+    return (*survival, left), (sentence,)
 
 
 def _pictures(

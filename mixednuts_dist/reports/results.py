@@ -3,13 +3,12 @@
 Shapes: N images of a batch, K classes.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from torch import Tensor
 
 from ..attacks.budget import WARM_START
 from ..config.search_config import criterion_stage
@@ -23,7 +22,7 @@ from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult
 from .counts import Count, device_hours, minus, paired_interval, percent_text, points_text, share_text
 from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
-from .results_file import ResultsFile
+from .results_file import AccuracyRow, ResultsFile, StageCost, SurvivalStep
 from .table import Cell, Table
 from .worst_images import WorstImage, WorstTally
 
@@ -37,46 +36,6 @@ BLACK_BOX_NOTE = (
 BLACK_BOX_ROB_NOTE = (
     "The robust classifier is a black box, so Square alone attacked it. An adversary with its gradients may find more."
 )
-
-
-@dataclass(frozen=True)
-class AccuracyRow:
-    """One line of the accuracy table: `std`, `rob` or `mixed`, and the attack that `robust` was measured under."""
-
-    classifier: str
-    clean: Count
-    robust: Count
-    attack: str
-
-
-@dataclass(frozen=True)
-class SurvivalStep:
-    """The images that are still correct after one step of the attack; the first step is `clean`."""
-
-    step: str
-    standing: Count
-    lost: int
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """The cost of one stage; rows reused from another run count with their cost there."""
-
-    stage: str
-    images: int
-    partitions: int
-    nodes: int
-    devices: tuple[str, ...]  # names of accelerators, or "cpu"
-    core_hours: float  # cores held x time, for workers without an accelerator
-    gpu_hours: float  # accelerators, or shares of one, held x time
-    wall_seconds: float | None  # on the clock of this run; None if it computed none of the rows
-    n_forward: int  # images passed forward
-    n_backward: int
-
-    @property
-    def images_per_second(self) -> float | None:
-        """Return the images of the stage per wall-clock second, all workers together."""
-        return self.images / self.wall_seconds if self.wall_seconds else None
 
 
 @dataclass(frozen=True)
@@ -159,26 +118,27 @@ class RunResults:
         """Return the content of `results.json`; `ResultsFile` is its schema."""
         run = {name: getattr(self, name) for name in ("name", "dataset", "std", "rob", "threat")}
         content: dict[str, Any] = {
+            "format": ResultsFile.model_fields["format"].default,
             "run": {"id": self.run_id, **run},
             "n_images": self.n_images,
             "summary": summary_sentence(self),
-            "provenance": dict(self.provenance),
+            "provenance": self.provenance,
             "accuracy": {row.classifier: row for row in self.accuracy},
             "stages": {row.classifier: row for row in self.stages},
-            "tables": {title: table.as_dict() for title, table in self.tables.items()},
-            "survival": [{"step": step.step, "lost": step.lost, **step.standing.to_json()} for step in self.survival],
+            "tables": self.tables,
+            "survival": self.survival,
             "costs": self.costs,
-            "seconds": dict(self.seconds),
+            "seconds": self.seconds,
             "seconds_total": sum(self.seconds.values()),
             "notes": self.notes,
             **(self._searched() if self.found else {}),
         }
-        found = ResultsFile.model_validate(content)
-        return {"format": found.format, **found.model_dump(mode="json", exclude_unset=True)}
+        plain: dict[str, Any] = json.loads(ResultsFile(**content).model_dump_json(exclude_unset=True))
+        return plain
 
     def _searched(self) -> dict[str, Any]:
         """Return the keys that only a run with `std` has."""
-        chosen, search, rounds = self.parameters, self.search, rounds_table(self)
+        chosen, search = self.parameters, self.search
         return {
             "std_decides": self.n_std_decides,
             "clean_difference": self.clean_difference,
@@ -190,16 +150,8 @@ class RunResults:
                 "measured": self.kept,
                 "only_mixed": self.n_only_mixed,
             },
-            "rounds": [dict(zip(rounds.columns, row, strict=True)) for row in rounds.rows],
-            "tradeoff": {
-                "predicted": [
-                    {
-                        **parameter_values(entry),
-                        **dict(zip(("clean", "robust_predicted"), predicted(entry), strict=True)),
-                    }
-                    for entry in search.entries
-                ]
-            },
+            "rounds": rounds_table(self).dicts(),
+            "tradeoff": {"predicted": [prediction(entry) for entry in search.entries]},
             "margins": {
                 "medians": self.margins,
                 "ratios": {name: margin_ratio(self.margins, name) for name in CLASSIFIERS},
@@ -228,18 +180,11 @@ def gather_results(
     Raises:
         InvalidInputError: if there are no rows, or if two sets of rows are about different images.
     """
-    chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
+    chosen, hits, mixed_tally = search.deployed(), Counter[str](), AttackTally()
     transform = chosen.transform()
     margins, worst = MarginTally(transform, search.ln_k), WorstTally()
-    n_images, n_robust, warm_start = 0, 0, list[tuple[int, int, int]]()
     for attack, evaluate in batches:
-        mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
-        steps.update(standing_after(mixed_right_N, evaluate.survived))
-        n_images += len(evaluate.robust_N)
-        n_robust += int(evaluate.robust_N.sum())
-        warm_start += broken_by_warm_start(
-            mixed_right_N, evaluate.survived, evaluate.sample_ids_N, evaluate.labels_N, evaluate.mixed_attacked_NK
-        )
+        mixed_tally.add(evaluate)
         if attack is None:
             continue
         searched = evaluate.first(len(attack.labels_N))
@@ -259,13 +204,13 @@ def gather_results(
         for name, by in attacks.items()
     ]
     seen = on_seen[-1]
-    mixed = replace(seen, clean=Count(steps["clean"], n_images), robust=Count(n_robust, n_images))
+    mixed = mixed_tally.accuracy("mixed", attacks["mixed"])
     results = RunResults(
         **description,
         accuracy=(*on_seen[:-1], mixed),
-        stages=_seen_and_unseen(seen, mixed) if n_seen < n_images else (),
-        survival=survival_of(steps, n_images),
-        warm_start=warm_start,
+        stages=_seen_and_unseen(seen, mixed) if n_seen < mixed.clean.total else (),
+        survival=mixed_tally.survival(),
+        warm_start=mixed_tally.warm_start,
         notes=(),
         found=search,
         kept=Count(hits["kept"], hits["rob robust"]),
@@ -279,7 +224,7 @@ def gather_results(
     black_box = [BLACK_BOX_NOTE] if ClassifierSource(str(description["std"])).is_black_box else []
     black_box += [BLACK_BOX_ROB_NOTE] if ClassifierSource(results.rob).is_black_box else []
     notes = (*search.notes, *black_box, *_observations(results))
-    return RunResults(**{**vars(results), "notes": notes})
+    return replace(results, notes=notes)
 
 
 def _seen_and_unseen(seen: AccuracyRow, mixed: AccuracyRow) -> tuple[AccuracyRow, ...]:
@@ -293,14 +238,13 @@ def _seen_and_unseen(seen: AccuracyRow, mixed: AccuracyRow) -> tuple[AccuracyRow
 
 
 def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTransform) -> dict[str, int]:
-    labels_N, robust_N = attack.labels_N, evaluate.robust_N
-    rob_right_N, mixed_N = attack.rob_clean_NK.argmax(dim=1) == labels_N, evaluate.mixed_clean_NK.argmax(dim=1)
-    mixed_right_N = mixed_N == labels_N
+    labels_N, robust_N, mixed_N = attack.labels_N, evaluate.robust_N, evaluate.mixed_clean_NK.argmax(dim=1)
+    rob_right_N, mixed_right_N = attack.rob_correct, mixed_N == labels_N
     found = {
         "std decides": mixed_N != transform(attack.rob_clean_NK.double()).argmax(dim=1),
         "clean only mixed": mixed_right_N & ~rob_right_N,
         "clean only rob": rob_right_N & ~mixed_right_N,
-        "std clean": attack.std_clean_NK.argmax(dim=1) == labels_N,
+        "std clean": attack.std_correct,
         "std robust": ~attack.std_broken_N,
         "rob clean": rob_right_N,
         "rob robust": ~attack.rob_broken_N,
@@ -311,33 +255,39 @@ def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTran
     return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
 
 
-def broken_by_warm_start(
-    right_N: Tensor, survived: Mapping[str, Tensor], sample_ids_N: Tensor, labels_N: Tensor, attacked_NK: Tensor
-) -> list[tuple[int, int, int]]:
-    """Return the sample id, the label, and the predicted class of each image that the warm start broke."""
-    if WARM_START not in survived:
-        return []
-    broken_N = right_N & ~survived[WARM_START]
-    columns = sample_ids_N[broken_N], labels_N[broken_N], attacked_NK.argmax(dim=1)[broken_N]
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+class AttackTally:
+    """Counts what an attack did to one classifier, batch by batch."""
 
+    def __init__(self) -> None:
+        self._steps, self._n_images, self._n_robust = Counter[str](), 0, 0
+        self.warm_start: list[tuple[int, int, int]] = []  # images that it broke: sample id, label, predicted class
 
-def standing_after(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[str, int]:
-    """Count the images that are correct after each step; the first count is of clean images."""
-    found = {"clean": int(standing_N.sum())}
-    for step, alive_N in survived.items():
-        standing_N = standing_N & alive_N
-        found[step] = int(standing_N.sum())
-    return found
+    def add(self, rows: EvaluateRecords) -> None:
+        """Add rows of the evaluate stage; the columns `mixed` hold the logits of the attacked classifier."""
+        right_N = standing_N = rows.mixed_clean_NK.argmax(dim=1) == rows.labels_N
+        self._n_images += len(rows.labels_N)
+        self._n_robust += int(rows.robust_N.sum())
+        self._steps["clean"] += int(right_N.sum())
+        for step, alive_N in rows.survived.items():
+            standing_N = standing_N & alive_N
+            self._steps[step] += int(standing_N.sum())
+        if WARM_START in rows.survived:
+            broken_N = right_N & ~rows.survived[WARM_START]
+            columns = rows.sample_ids_N, rows.labels_N, rows.mixed_attacked_NK.argmax(dim=1)
+            self.warm_start += zip(*(column[broken_N].tolist() for column in columns), strict=True)
 
+    def accuracy(self, classifier: str, attack: str) -> AccuracyRow:
+        """Return the classifier's row of the accuracy table."""
+        clean, robust = (Count(n, self._n_images) for n in (self._steps["clean"], self._n_robust))
+        return AccuracyRow(classifier, clean, robust, attack)
 
-def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalStep, ...]:
-    """Return the steps in order, each with the number of images that it broke."""
-    before = [n_images, *standing.values()]
-    return tuple(
-        SurvivalStep(step, Count(n, n_images), was - n)
-        for (step, n), was in zip(standing.items(), before, strict=False)
-    )
+    def survival(self) -> tuple[SurvivalStep, ...]:
+        """Return the steps in order, each with the number of images that it broke."""
+        before = [self._n_images, *self._steps.values()]
+        return tuple(
+            SurvivalStep(n, self._n_images, step=step, lost=was - n)
+            for (step, n), was in zip(self._steps.items(), before, strict=False)
+        )
 
 
 def stage_costs(
@@ -390,6 +340,11 @@ def predicted(entry: Choice) -> tuple[Count, Count]:
         Count(entry.clean_correct, entry.total, (100 * clean_low, 100 * clean_high)),
         Count(entry.kept_predicted, entry.total, (100 * low, 100 * high)),
     )
+
+
+def prediction(entry: Choice) -> dict[str, Cell]:
+    """Return the parameters of a choice and what they are predicted to reach, as a row."""
+    return {**parameter_values(entry), **dict(zip(("clean", "robust_predicted"), predicted(entry), strict=True))}
 
 
 def kept_predicted(results: RunResults, entry: Choice) -> Count:

@@ -1,73 +1,63 @@
 """The schema of `report/results.json`: every number of a report, in types that scripts can rely on.
 
-`ResultsFile.model_json_schema()` is the JSON schema. A number that JSON cannot hold (NaN, infinity) is null.
+`ResultsFile.model_json_schema(mode="serialization")` is the JSON schema. A number that JSON cannot hold (NaN, infinity)
+is null.
 """
 
-import math
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ..config.threat import ThreatModel
+from .counts import Count
+from .margins import MarginGroup, MarginSplit
+from .table import Cell, Table
+from .worst_images import WorstImage
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+@dataclass(frozen=True)
+class AccuracyRow:
+    """One line of the accuracy table: `std`, `rob` or `mixed`, and the attack that `robust` was measured under."""
 
-
-Number = Annotated[float | None, BeforeValidator(_finite)]
-
-
-class _Facts(BaseModel):
-    model_config = ConfigDict(from_attributes=True, extra="ignore")
-
-
-class CountFacts(_Facts):
-    """`correct` of `total` images, the share in percent, and its 95% interval in percent."""
-
-    correct: int
-    total: int
-    percent: float
-    low: float
-    high: float
-
-
-class AccuracyFacts(_Facts):
-    """A row of the accuracy table; `attack` is what `robust` was measured under."""
-
-    clean: CountFacts
-    robust: CountFacts
+    classifier: Annotated[str, Field(exclude=True)]  # its key in the file
+    clean: Count
+    robust: Count
     attack: str
 
 
-class StepFacts(CountFacts):
-    """The images that are still correct after one step of the attack, and how many the step broke."""
+@dataclass(frozen=True, kw_only=True)
+class SurvivalStep(Count):
+    """The images that are still correct after one step of the attack; the first step is `clean`."""
 
     step: str
-    lost: int
+    lost: int  # images that the step broke
 
 
-class CostFacts(_Facts):
-    """The cost of one stage; `wall_seconds` is null if the run computed none of its rows."""
+@dataclass(frozen=True)
+class StageCost:
+    """The cost of one stage; rows reused from another run count with their cost there."""
 
     stage: str
     images: int
     partitions: int
     nodes: int
-    devices: tuple[str, ...]
-    core_hours: float
-    gpu_hours: float
-    wall_seconds: float | None
-    n_forward: int
+    devices: tuple[str, ...]  # names of accelerators, or "cpu"
+    core_hours: float  # cores held x time, for workers without an accelerator
+    gpu_hours: float  # accelerators, or shares of one, held x time
+    wall_seconds: float | None  # on the clock of this run; None if it computed none of the rows
+    n_forward: int  # images passed forward
     n_backward: int
-    images_per_second: float | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def images_per_second(self) -> float | None:
+        """Return the images of the stage per wall-clock second, all workers together."""
+        return self.images / self.wall_seconds if self.wall_seconds else None
 
 
-class TableFacts(_Facts):
-    """A table of an added stage."""
-
-    columns: list[str]
-    rows: list[list[Any]]
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="ignore")
 
 
 class RunFacts(_Facts):
@@ -88,14 +78,14 @@ class ParameterFacts(_Facts):
     s: float
     p: float
     c: float
-    alpha: Number
-    one_minus_alpha: Number
-    cutoff: Number
-    objective: Number
+    alpha: float | None
+    one_minus_alpha: float | None
+    cutoff: float | None
+    objective: float | None
     criterion: str
     clamp: str
     ln_k: int | None
-    surrogate_alpha: Number
+    surrogate_alpha: float | None
     on_grid_edge: list[str]
     n_candidates: int
     n_undeployable: int
@@ -106,102 +96,33 @@ class RetentionFacts(_Facts):
 
     beta: float
     asked: int
-    predicted: CountFacts
-    measured: CountFacts | None
+    predicted: Count
+    measured: Count | None
     only_mixed: int  # images that are robust under `mixed`, but not under `rob`
-
-
-class RoundFacts(_Facts):
-    """One refinement round at one beta."""
-
-    round: int
-    beta: float
-    clean: CountFacts
-    kept_predicted: CountFacts
-    kept_measured: CountFacts
-    passes: int  # total per round over all betas, in its first entry
-
-
-class PredictedFacts(_Facts):
-    """Predictions of the search for one beta."""
-
-    beta: float
-    s: float
-    p: float
-    c: float
-    alpha: Number
-    one_minus_alpha: Number
-    clean: CountFacts
-    robust_predicted: CountFacts  # among all images, under the stored adversarial examples
-
-
-class TradeoffFacts(_Facts):
-    """The predicted curve, largest beta first."""
-
-    predicted: list[PredictedFacts]
-
-
-class MedianFacts(_Facts):
-    """Margins of one group of images; `distance` is the median of 1 - margin."""
-
-    classifier: str
-    images: Literal["clean", "attacked"]
-    correct: bool
-    n: int
-    median: Number
-    distance: Number
-
-
-class SplitFacts(_Facts):
-    """The groups that a margin threshold on one form of `rob` separates."""
-
-    form: str
-    log_cutoff: Number  # log(1 - threshold)
-    kept: CountFacts  # among attacked and correct images
-    left_to_std: CountFacts  # among clean and wrong images
 
 
 class MarginFacts(_Facts):
     """Confidence margins; ratios and gaps are by classifier."""
 
-    medians: list[MedianFacts]
-    ratios: dict[str, Number]
-    gaps: dict[str, Number]
-    splits: list[SplitFacts]
-
-
-class VerdictFacts(_Facts):
-    """The class that one classifier predicts for an image, and the signed margin of the true class."""
-
-    classifier: str
-    images: str
-    predicted: int
-    margin: float
-
-
-class WorstFacts(_Facts):
-    """An image to look at."""
-
-    sample_id: int
-    label: int
-    reason: str
-    rob_survives: bool
-    verdicts: list[VerdictFacts]
+    medians: list[MarginGroup]
+    ratios: dict[str, float | None]
+    gaps: dict[str, float | None]
+    splits: list[MarginSplit]
 
 
 class ResultsFile(_Facts):
-    """`report/results.json`; the keys from `parameters` on exist for runs with a standard classifier."""
+    """`report/results.json`; the keys from `std_decides` on exist for runs with a standard classifier."""
 
     format: Literal["mixednuts-results/3"] = "mixednuts-results/3"
     run: RunFacts
     n_images: int
     summary: str
     provenance: dict[str, str]
-    accuracy: dict[str, AccuracyFacts]
-    stages: dict[str, AccuracyFacts]  # "CLASSIFIER, STAGE" of each added stage
-    tables: dict[str, TableFacts]  # tables from added stages, by title
-    survival: list[StepFacts]
-    costs: list[CostFacts]
+    accuracy: dict[str, AccuracyRow]
+    stages: dict[str, AccuracyRow]  # "CLASSIFIER, STAGE" of each added stage
+    tables: dict[str, Table]  # tables from added stages, by title
+    survival: list[SurvivalStep]
+    costs: list[StageCost]
     seconds: dict[str, float]
     seconds_total: float
     notes: list[str]
@@ -209,7 +130,7 @@ class ResultsFile(_Facts):
     clean_difference: tuple[float, float, float] | None = None  # `mixed` minus `rob` in points, and its 95% interval
     parameters: ParameterFacts | None = None
     kept: RetentionFacts | None = None
-    rounds: list[RoundFacts] | None = None
-    tradeoff: TradeoffFacts | None = None
+    rounds: list[dict[str, Cell]] | None = None  # the table of the refinement rounds
+    tradeoff: dict[str, list[dict[str, Cell]]] | None = None  # "predicted": parameters and counts, largest beta first
     margins: MarginFacts | None = None
-    worst_images: list[WorstFacts] | None = None
+    worst_images: list[WorstImage] | None = None

@@ -7,15 +7,16 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from markupsafe import Markup
+from pydantic import Field
 from rich import box
 from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
-from .counts import Count, Seconds, interval_text, minus, percent_text, seconds_text
+from .counts import COUNTED, Count, Seconds, interval_text, minus, percent_text, seconds_text
 from .templates import rendered
 
 Cell = str | int | float | Count | None
@@ -45,7 +46,6 @@ _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "β": r"$\beta$",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }  # fmt: skip
-_COUNTED = ("correct", "total", "percent", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    bold: str | None = None  # first cell of the row that stands out
-    printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
+    bold: Annotated[str | None, Field(exclude=True)] = None  # first cell of the row that stands out
+    printed: Annotated[Sequence[str] | None, Field(exclude=True)] = None  # what a paper has room for
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Cell]], *, bold: str | None = None) -> "Table":
@@ -106,7 +106,7 @@ class Table:
         writer = csv.writer(file, lineterminator="\n")
         counted = [any(isinstance(row[i], Count) for row in self.rows) for i in range(len(self.columns))]
         heads = [
-            [f"{name}_{part}" for part in _COUNTED] if is_count else [name]
+            [f"{name}_{part}" for part in COUNTED] if is_count else [name]
             for name, is_count in zip(self.columns, counted, strict=True)
         ]
         writer.writerow([head for group in heads for head in group])
@@ -146,10 +146,6 @@ class Table:
     def to_json(self) -> list[list[Any]]:
         """The rows as plain values."""
         return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Columns and rows as plain values."""
-        return {"columns": list(self.columns), "rows": self.to_json()}
 
     def _kinds(self) -> list[str]:
         """Return the CSS classes of each column: a phone hides `more`, and `words` are aligned to the left."""

@@ -58,7 +58,7 @@ def search_table(search: SearchResult) -> Table:
 
 def survival_table(results: RunResults) -> Table:
     """Return the images that are correct after each step of the attack, and those that it broke."""
-    return Table(["after", "correct", "broken"], [[step.step, step.standing, step.lost] for step in results.survival])
+    return Table(["after", "correct", "broken"], [[step.step, step, step.lost] for step in results.survival])
 
 
 def cost_table(results: RunResults) -> Table:

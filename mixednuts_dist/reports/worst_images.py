@@ -6,10 +6,11 @@ Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
 from ..mixing.margins import log_one_minus_signed_margin
@@ -23,7 +24,7 @@ LARGEST_SIDE = 112  # in pixels; a larger picture is made smaller
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Prediction:
     """The class that a classifier predicts for an image, and the signed margin of the true class."""
 
     classifier: str
@@ -48,12 +49,12 @@ class WorstImage:
     label: int
     reason: Reason
     rob_survives: bool  # its own minimum-margin attack
-    verdicts: tuple[Verdict, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
-    pixels: tuple[Tensor, ...] = ()  # the clean and the attacked image, C x H x W
+    predictions: tuple[Prediction, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
+    pixels: Annotated[tuple[Any, ...], Field(exclude=True)] = ()  # the clean and the attacked image, C x H x W
 
     def sentence(self, class_names: Sequence[str] = ()) -> str:
         """Describe the attack's outcome on the image."""
-        mixed = self.verdicts[-1]
+        mixed = self.predictions[-1]
         label, taken_for = (class_text(each, class_names) for each in (self.label, mixed.predicted))
         broken = f"the mixed classifier predicts {taken_for}" if self.reason == "lost" else "it remains robust"
         rob = "remains robust" if self.rob_survives else "is broken"
@@ -97,18 +98,18 @@ class WorstTally:
 def _image(attack: AttackRecords, evaluate: EvaluateRecords, row: int, reason: Reason) -> WorstImage:
     label_1 = attack.labels_N[row : row + 1]
 
-    def verdict(classifier: str, images: str, logits_NK: Tensor) -> Verdict:
+    def prediction(classifier: str, images: str, logits_NK: Tensor) -> Prediction:
         logits_1K = logits_NK[row : row + 1]
-        return Verdict(classifier, images, int(logits_1K.argmax()), float(_margins(logits_1K, label_1)))
+        return Prediction(classifier, images, int(logits_1K.argmax()), float(_margins(logits_1K, label_1)))
 
-    verdicts = (
-        verdict("std", "clean", attack.std_clean_NK),
-        verdict("rob", "clean", attack.rob_clean_NK),
-        verdict("mixed", "clean", evaluate.mixed_clean_NK),
-        verdict("mixed", "attacked", evaluate.mixed_attacked_NK),
+    predictions = (
+        prediction("std", "clean", attack.std_clean_NK),
+        prediction("rob", "clean", attack.rob_clean_NK),
+        prediction("mixed", "clean", evaluate.mixed_clean_NK),
+        prediction("mixed", "attacked", evaluate.mixed_attacked_NK),
     )
     survives = not bool(attack.rob_broken_N[row])
-    return WorstImage(int(attack.sample_ids_N[row]), int(label_1), reason, survives, verdicts)
+    return WorstImage(int(attack.sample_ids_N[row]), int(label_1), reason, survives, predictions)
 
 
 def _margins(logits_BK: Tensor, labels_B: Tensor) -> Tensor:

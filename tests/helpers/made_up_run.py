@@ -11,8 +11,9 @@ from torch import Tensor
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
-from mixednuts_dist.reports.results import RunResults, StageCost, gather_results, stage_costs
-from mixednuts_dist.reports.worst_images import Verdict, WorstImage
+from mixednuts_dist.reports.results import RunResults, gather_results, stage_costs
+from mixednuts_dist.reports.results_file import StageCost
+from mixednuts_dist.reports.worst_images import Prediction, WorstImage
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult, SearchRound
 
@@ -187,9 +188,10 @@ def made_up_worst(side: int = 8, channels: int = 1) -> tuple[WorstImage, ...]:
     generator = torch.Generator().manual_seed(5)
     clean_CHW = torch.rand(channels, side, side, generator=generator)
     change_CHW = 0.1 * torch.rand(channels, side, side, generator=generator).sub(0.5).sign()
-    verdicts = (Verdict("std", "clean", 3, 0.9), Verdict("rob", "clean", 3, 0.4), Verdict("mixed", "clean", 3, 0.6))
-    lost = (*verdicts, Verdict("mixed", "attacked", 7, -0.2))
-    held = (*verdicts, Verdict("mixed", "attacked", 3, 0.01))
+    margins = {"std": 0.9, "rob": 0.4, "mixed": 0.6}
+    predictions = tuple(Prediction(name, "clean", 3, margin) for name, margin in margins.items())
+    lost = (*predictions, Prediction("mixed", "attacked", 7, -0.2))
+    held = (*predictions, Prediction("mixed", "attacked", 3, 0.01))
     attacked_CHW = (clean_CHW + change_CHW).clamp(0, 1)
     return (
         WorstImage(17, 3, "lost", True, lost, (clean_CHW, attacked_CHW)),

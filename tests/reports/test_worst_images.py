@@ -62,6 +62,6 @@ def test_worst_images_ignore_batches() -> None:
         found.append([(image.sample_id, image.reason) for image in tally.chosen()])
     assert found[0] == found[1] == found[2]
     narrow = [image for image in tally.chosen() if image.reason == "narrow"]
-    margins = [image.verdicts[-1].margin for image in narrow]
+    margins = [image.predictions[-1].margin for image in narrow]
     assert margins == sorted(margins)
     assert all(evaluate.robust_N[image.sample_id] for image in narrow)

@@ -119,7 +119,7 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
     assert torch.equal(by_both, by_weak & by_strong)
     steps = {step.step: step for step in results.survival}
     assert list(steps) == ["clean", "warm-start", "apgd-ce"]
-    assert steps["warm-start"].standing.correct == int(by_strong.sum()), "the points went first"
+    assert steps["warm-start"].correct == int(by_strong.sum()), "the points went first"
     assert open_run(after).attack_content_hash == open_run(before).attack_content_hash
     next(Path(points).glob("part-*.parquet")).unlink()
     points_checksum.cache_clear()  # as another process

@@ -67,7 +67,7 @@ def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults
     assert mixed.robust.correct == seen.robust.correct + unseen.robust.correct
     assert seen.clean.correct == results.parameters.clean_correct
     assert results.kept is not None and results.kept.total == results.row("rob").robust.correct
-    assert results.survival[-1].standing == mixed.robust
+    assert results.survival[-1].correct == mixed.robust.correct
 
 
 def test_warm_start_table_lists_the_images_that_it_broke(finished: tuple[RunConfig, RunResults]) -> None:

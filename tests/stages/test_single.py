@@ -66,7 +66,7 @@ def test_the_json_and_the_page_know_of_no_mixture(finished) -> None:
     words = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
     assert "mixture" not in words.lower().replace("mixednuts", "")
     for step in results.survival:
-        assert f"{step.standing.correct}/{step.standing.total}" in page
+        assert f"{step.correct}/{step.total}" in page
 
 
 def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, local_executor: Any) -> None:
@@ -125,8 +125,8 @@ def test_check_stage_attacks_robust_images_again(finished, local_executor: Any) 
     assert sum(tried for tried, _ in checked.values()) == 7
     assert all(robust[i][0] for i, (tried, _) in checked.items() if tried)
     n_broken = sum(broken for _, broken in checked.values())
-    standing = results.survival[-1].standing.correct
-    assert (told.survival[-1].step, told.survival[-1].standing.correct) == ("pyautoattack", standing - n_broken)
+    standing = results.survival[-1].correct
+    assert (told.survival[-1].step, told.survival[-1].correct) == ("pyautoattack", standing - n_broken)
     assert any(f"pyautoattack attacked 7 of the {standing} robust images" in note for note in told.notes)
     assert told.to_json()["accuracy"] == results.to_json()["accuracy"]
 
