@@ -124,7 +124,7 @@ def _stage(given: Invocation, name: str) -> None:
     from ..reports.table import print_table
 
     try:
-        tables = stage_tables(opened, [name])
+        tables = stage_tables(opened, [stage])
     except MissingArtifact as missing:  # the stage is done, and its table needs the search
         given.console.print(f"no table yet: {missing}")
         return

@@ -3,7 +3,7 @@
 import logging
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from ..stages.progress import RunProgress
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete
 from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result
-from ..stages.stage import Certified, Stage, stage_of
+from ..stages.stage import Stage, stage_of
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
@@ -84,7 +84,7 @@ def collect(opened: Run) -> RunResults:
         attacked = require_complete(opened.searched, "attack", opened.attack_content_hash)
         summaries = {"attack": list(attacked.values()), **summaries}
     added, unfinished = _added_stages(opened)
-    certified = _certified(opened, added)
+    certified = (stage.certified(opened) for stage in added)
     survival, opinion = _second_opinion(evaluated, content_hash, counted.survival)
     return replace(
         counted,
@@ -94,10 +94,10 @@ def collect(opened: Run) -> RunResults:
             *counted.notes, *opinion, *_red_flags(evaluated, content_hash),
             *unfinished,
         ),
-        stages=(*counted.stages, *_rows(opened, added)),
-        tables=stage_tables(opened, [stage.name, *added]),
-        certified=certified,
-        costs=stage_costs({**summaries, **added}, counted.seconds),
+        stages=(*counted.stages, *(row for stage, found in added.items() for row in _rows(opened, stage, found))),
+        tables=stage_tables(opened, [stage, *added]),
+        certified=next((found for found in certified if found is not None), None),
+        costs=stage_costs({**summaries, **{stage.name: found for stage, found in added.items()}}, counted.seconds),
         provenance=_provenance(config, opened.store),
     )  # fmt: skip
 
@@ -149,50 +149,38 @@ def attacks_said(config: RunConfig) -> dict[str, str]:
     return {"std": std, "rob": f"MMAA by {on_rob}", "mixed": f"adaptive {_attack_words(config)}"}
 
 
-def _added_stages(opened: Run) -> tuple[dict[str, list[PartitionSummary]], tuple[str, ...]]:
+def _added_stages(opened: Run) -> tuple[dict[Stage, list[PartitionSummary]], tuple[str, ...]]:
     """Return the summaries of each complete added stage, and a note on each incomplete one."""
-    found, notes, opened = dict[str, list[PartitionSummary]](), [], replace(opened, only=None)
+    found, notes = dict[Stage, list[PartitionSummary]](), []
     for name in opened.config.added_stages():
         if opened.config.section(name) is None:
             continue
-        done = stage_of(opened.config, name).finished(opened)
-        if len(done) == len(opened.partitions):
-            found[name] = list(done.values())
+        stage = stage_of(opened.config, name)
+        done, n_all = stage.finished(opened), len(opened.partitions)
+        if len(done) == n_all:
+            found[stage] = list(done.values())
         else:
-            notes.append(
-                f"{name}: {len(done)} of {len(opened.partitions)} partitions are done. Run: mixednuts run CONFIG "
-                f"--only {name}"
-            )
+            notes.append(f"{name}: {len(done)} of {n_all} partitions are done. Run: mixednuts run CONFIG --only {name}")
     return found, tuple(notes)
 
 
-def _rows(opened: Run, summaries: Mapping[str, Sequence[PartitionSummary]]) -> tuple[AccuracyRow, ...]:
-    return tuple(row for name in summaries for row in _rows_of(opened, stage_of(opened.config, name), summaries[name]))
-
-
-def _rows_of(opened: Run, stage: Stage, summaries: Sequence[PartitionSummary]) -> list[AccuracyRow]:
+def _rows(opened: Run, stage: Stage, summaries: Sequence[PartitionSummary]) -> list[AccuracyRow]:
     own = [
         AccuracyRow(row.name, Count(row.clean, row.total), Count(row.robust, row.total), stage.words())
-        for row in stage.outcomes(replace(opened, only=None))
+        for row in stage.outcomes(opened)
     ]
     name = f"{stage.model_name(opened.config)}, {stage.name}"
     return own or [AccuracyRow(name, *outcome_counts(summaries), stage.words())]
 
 
-def stage_tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
-    """Return the tables of added stages, by title."""
+def stage_tables(opened: Run, stages: Iterable[Stage]) -> dict[str, Table]:
+    """Return the tables of stages, by title."""
     found = {}
-    for name in names:
-        for title, (columns, rows) in stage_of(opened.config, name).tables(replace(opened, only=None)).items():
+    for stage in stages:
+        for title, (columns, rows) in stage.tables(opened).items():
             cells = [[Count(*cell) if isinstance(cell, tuple) else cell for cell in row] for row in rows]
             found[title] = Table(columns, cast(Sequence[Sequence[Cell]], cells))
     return found
-
-
-def _certified(opened: Run, names: Iterable[str]) -> Certified | None:
-    """Return the certificates of the first stage that has any."""
-    found = (stage_of(opened.config, name).certified(replace(opened, only=None)) for name in names)
-    return next((each for each in found if each is not None), None)
 
 
 def _description(opened: Run) -> dict[str, Any]:
@@ -304,14 +292,11 @@ def _pictures(
     opened: Run, chosen: tuple[WorstImage, ...], content_hash: str
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the images to look at and the class names; no images and a note if the data set cannot be read."""
-    names = opened.config.data.class_names
-    source = opened.config.data.uri
-    if not opened.config.trusted and source.reaches_out:
-        note = (
-            f"No images are shown: the run says that they are {source.written}. If they are yours, pass --trust-code."
-        )
-        return (), names, (note,)
+    names, source = opened.config.data.class_names, opened.config.data.uri
     try:
+        if not opened.config.trusted and source.reaches_out:
+            where = opened.config.written(source)
+            raise DatasetError(f"the run says that they are {where}. If they are yours, pass --trust-code.")
         dataset = open_dataset(source)
         clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]
     except DatasetError as error:

@@ -1,6 +1,7 @@
 """A run's tables: which there are, as files for scripts and papers, and the report as the terminal shows it."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
@@ -13,14 +14,12 @@ from .results import (
     attack_sentence,
     candidates_sentence,
     parameter_values,
-    predicted,
+    prediction,
     rounds_sentence,
     rounds_table,
     summary_sentences,
 )
 from .table import Cell, Table
-
-_PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 
 
 def accuracy_table(results: RunResults) -> Table:
@@ -41,19 +40,12 @@ def accuracy_table(results: RunResults) -> Table:
 def search_table(search: SearchResult) -> Table:
     """Return the choice for every beta with its predictions; the deployed one is bold."""
     several = len({(entry.clamp, entry.ln_k) for entry in search.entries}) > 1
-    rows: list[list[Cell]] = [
-        [
-            *parameter_values(entry).values(),
-            *((entry.clamp, str(entry.ln_k or "all logits")) if several else ()),
-            *predicted(entry),
-        ]
-        for entry in search.entries
-    ]
-    columns = [*_PARAMETERS, *(("clamp", "ln_k") if several else ()), "clean", "robust_predicted"]
-    return Table(
-        [*columns], [[f"{row[0]:g}", *row[1:]] for row in rows], bold=f"{search.deployed_beta:g}",
-        printed=["beta", "s", "p", "c", "clean", "robust_predicted"],
-    )  # fmt: skip
+    rows: list[dict[str, Cell]] = []
+    for entry in search.entries:
+        norm: dict[str, Cell] = {"clamp": entry.clamp, "ln_k": str(entry.ln_k or "all logits")} if several else {}
+        rows.append({**parameter_values(entry), **norm, **prediction(entry), "beta": f"{entry.beta:g}"})
+    printed = ["beta", "s", "p", "c", "clean", "robust_predicted"]
+    return replace(Table.of(rows, bold=f"{search.deployed_beta:g}"), printed=printed)
 
 
 def survival_table(results: RunResults) -> Table:
