@@ -197,13 +197,18 @@ class StageStatus:
     """One stage: what is done, and the running accuracy of the classifier that it attacks."""
 
     stage: str
-    subject: str  # whose accuracy `clean` and `robust` are
-    done: int
-    total: int
-    clean: Count
-    robust: Count
+    classifier: str  # whose accuracy it is
+    partitions_done: int
+    partitions: int
+    images: int  # in the finished partitions
+    clean_correct: int
+    robust: int
     worker_seconds: float
     pace: Pace
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all keys in one object."""
+        return {name: value for name, value in vars(self).items() if name != "pace"} | vars(self.pace)
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Keys: run_id, uri, started, searched, reported, failed, notes, stages (stage, partitions, images, ...)."""
-        return {**vars(self), "stages": [_stage_json(stage) for stage in self.stages]}
+        return {**vars(self), "stages": [stage.to_json() for stage in self.stages]}
 
 
 def run_status(config: RunConfig) -> RunStatus:
@@ -299,23 +304,25 @@ def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
     return [_stage_status(part, found[0], "mixed", [*finished_partitions(part, *found).values()])]
 
 
-def _stage_status(opened: Run, name: str, subject: str, summaries: Sequence[PartitionSummary]) -> StageStatus:
+def _stage_status(opened: Run, name: str, classifier: str, summaries: Sequence[PartitionSummary]) -> StageStatus:
     clean, robust = outcome_counts(summaries)
     return StageStatus(
         stage=name,
-        subject=subject,
-        done=len(summaries),
-        total=len(opened.partitions),
-        clean=clean,
-        robust=robust,
-        worker_seconds=sum(summary.seconds for summary in summaries),
+        classifier=classifier,
+        partitions_done=len(summaries),
+        partitions=len(opened.partitions),
+        images=clean.total,
+        clean_correct=clean.correct,
+        robust=robust.correct,
+        worker_seconds=round(sum(summary.seconds for summary in summaries), 3),
         pace=pace_of(summaries, opened.n_images, time.time()),
     )
 
 
 def _cells(stage: StageStatus) -> list[Cell]:
-    time_held = seconds_text(stage.worker_seconds) if stage.clean.total else None
-    return [stage.stage, f"{stage.done}/{stage.total}", stage.subject, stage.clean, stage.robust, time_held]
+    time_held = seconds_text(stage.worker_seconds) if stage.images else None
+    counts = (Count(n, stage.images) for n in (stage.clean_correct, stage.robust))
+    return [stage.stage, f"{stage.partitions_done}/{stage.partitions}", stage.classifier, *counts, time_held]
 
 
 def _pace_text(stage: StageStatus) -> str:
@@ -332,20 +339,6 @@ def _pace_text(stage: StageStatus) -> str:
         if spent:
             parts.append(held_text(spent, device) + (f", about {held_text(left, device)} to go" if left else ""))
     return " · ".join(parts) if parts else "nothing finished yet"
-
-
-def _stage_json(stage: StageStatus) -> dict[str, Any]:
-    return {
-        "stage": stage.stage,
-        "classifier": stage.subject,
-        "partitions_done": stage.done,
-        "partitions": stage.total,
-        "images": stage.clean.total,
-        "clean_correct": stage.clean.correct,
-        "robust": stage.robust.correct,
-        "worker_seconds": round(stage.worker_seconds, 3),
-        **vars(stage.pace),
-    }
 
 
 def pace_of(summaries: Sequence[PartitionSummary], n_images: int, now: float) -> Pace:

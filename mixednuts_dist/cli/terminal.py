@@ -4,14 +4,13 @@ import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     SpinnerColumn,
     TaskID,
     TextColumn,
@@ -23,9 +22,6 @@ from ..reports.counts import Count, percent_text, seconds_text
 from ..stages.progress import RunProgress
 from ..storage.records import PartitionSummary
 
-if TYPE_CHECKING:  # it imports PyTorch
-    from ..distributed.preparation import PartDone
-
 logger = logging.getLogger(__name__)
 
 _COLUMNS, _STAGE_COLUMNS = 80, 8  # a log line begins with the time in addition
@@ -36,17 +32,19 @@ LINE_AT_LEAST_SECONDS = 60.0  # even if no partition is finished
 _SPEED_SECONDS = 24 * 3600.0  # the speed is that of the whole stage, since partitions are finished in jumps
 
 
-class _Bar:
-    """A bar on `console` while the context is open; it only counts if that is not a terminal."""
+class TerminalProgress(RunProgress):
+    """A `RunProgress` that writes to `console`; use it as a context manager."""
 
-    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
         self._bar = Progress(
             SpinnerColumn(), TextColumn("{task.description:<8}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TimeRemainingColumn(), *columns, console=console, transient=True, disable=not console.is_terminal,
-            speed_estimate_period=_SPEED_SECONDS,
+            TimeRemainingColumn(), TextColumn("{task.fields[counts]}"), console=console, transient=True,
+            disable=not console.is_terminal, speed_estimate_period=_SPEED_SECONDS,
         )  # fmt: skip
         self._last_line = 0.0
+        self._task: TaskID | None = None
+        self._clear("", 0)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -62,14 +60,10 @@ class _Bar:
         now = "" if self.console.is_terminal else time.strftime(f"{TIME_FORMAT} ")
         self.console.print(Text.assemble(now, (f"{stage:<{_STAGE_COLUMNS}}", "bold"), f" {message}"), soft_wrap=True)
 
-
-class TerminalProgress(_Bar, RunProgress):
-    """A `RunProgress` that writes to `console`; use it as a context manager."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, TextColumn("{task.fields[counts]}"))
-        self._task: TaskID | None = None
-        self._clear("", 0)
+    def counted(self, stage: str, n_done: int, n_images: int) -> None:
+        """Print a count of images, every few seconds and at the end."""
+        if n_done == n_images or time.monotonic() - self._last_line >= LINE_EVERY_SECONDS:
+            self._log(stage, f"{n_done}/{n_images} images")
 
     def _clear(self, stage: str, n_images: int) -> None:
         self._stage, self._n_images = stage, n_images
@@ -156,22 +150,3 @@ class LogProgress(TerminalProgress):
         self._last_line = time.monotonic()
         counts = {} if self._task is None else {"images": self._n_images, "images_done": self._n_done}
         logger.info(message, extra={"stage": stage, **counts})
-
-
-class PreparationProgress(_Bar):
-    """Counts images as their parts are written; call it with each part, use it as a context manager."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self.n_done = self.n_kept = 0
-        self._task = self._bar.add_task("prepare", total=None)
-
-    def __call__(self, done: "PartDone", n_images: int) -> None:
-        """Count one more part."""
-        n_part = done.part.stop - done.part.start
-        self.n_done += n_part
-        self.n_kept += n_part if done.was_there else 0
-        self._bar.update(self._task, completed=self.n_done, total=n_images)
-        overdue = time.monotonic() - self._last_line >= LINE_EVERY_SECONDS
-        if not self.console.is_terminal and (overdue or self.n_done == n_images):
-            self._log("prepare", f"{self.n_done}/{n_images} images")

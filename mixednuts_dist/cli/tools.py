@@ -189,11 +189,17 @@ def prepare(uri: str, output: str, num_images: int | None) -> None:
         DatasetSource(uri).check("data.uri")
         from ..distributed import preparation as stage
         from ..distributed.executor import make_executor
-        from .terminal import PreparationProgress
+        from .terminal import TerminalProgress
 
-        with make_executor("ray") as executor, PreparationProgress(console) as progress:
-            made = stage.run(uri, output, n=num_images, executor=executor, on_part=progress)
-        kept = f", {progress.n_kept} images were present already" if progress.n_kept else ""
+        done: dict[bool, int] = {True: 0, False: 0}  # images that were there, and that were written
+        with make_executor("ray") as executor, TerminalProgress(console) as progress:
+
+            def count(part: stage.PartDone, n_images: int) -> None:
+                done[part.was_there] += part.part.stop - part.part.start
+                progress.counted("prepare", sum(done.values()), n_images)
+
+            made = stage.run(uri, output, n=num_images, executor=executor, on_part=count)
+        kept = f", {done[True]} images were present already" if done[True] else ""
         console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}")
         click.echo(f"data: {{uri: parquet:{output}}}")
 

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import Pace, RunStatus, StageStatus, print_status
-from mixednuts_dist.reports.counts import Count
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import Finished, tiny_file
 
@@ -20,7 +19,7 @@ RUNNING = Pace(
     images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished_seconds_ago=8.0,
     gpu_hours=1.5, gpu_hours_left=0.5, core_hours=0.0, core_hours_left=0.0,
 )  # fmt: skip
-ATTACK = StageStatus("attack", "rob", 9, 12, Count(700, 900), Count(450, 900), 5400.0, RUNNING)
+ATTACK = StageStatus("attack", "rob", 9, 12, 900, 700, 450, 5400.0, RUNNING)
 
 
 def status(*stages: StageStatus, failed: tuple[str, ...] = ()) -> RunStatus:

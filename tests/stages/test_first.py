@@ -43,7 +43,7 @@ def test_only_the_evaluation_covers_all_images(finished: tuple[RunConfig, RunRes
     ids = searched_images(reopen_run(config))
     assert ids is not None and ids.tolist() == list(range(N_FIRST))
     assert {entry.total for entry in results.search.entries} == {N_FIRST}
-    done = {stage.stage: (stage.done, stage.total) for stage in run_status(config).stages}
+    done = {stage.stage: (stage.partitions_done, stage.partitions) for stage in run_status(config).stages}
     assert done == {"attack": (2, 2), "evaluate": (3, 3)}
 
 
@@ -54,7 +54,7 @@ def test_status_counts_the_partitions_of_the_first_images(tmp_path: Path, local_
     states = {row["run"]: row["state"] for row in storage_runs(str(tmp_path))}
     assert states == {every.run_id(): "attack 3/3", config.run_id(): "attack 2/2"}
     (attack,) = (stage for stage in run_status(config).stages if stage.stage == "attack")
-    assert (attack.done, attack.total) == (2, 2)
+    assert (attack.partitions_done, attack.partitions) == (2, 2)
 
 
 def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults]) -> None:

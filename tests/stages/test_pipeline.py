@@ -128,7 +128,7 @@ def test_status_reads_the_storage_alone(tiny_run) -> None:
     config, _, content = tiny_run
     status = run_status(config)
     assert [(stage.stage, stage.done, stage.total) for stage in status.stages] == [("attack", 3, 3), ("evaluate", 3, 3)]
-    assert status.stages[1].robust.correct == content["accuracy"]["mixed"]["robust"]["correct"]
+    assert status.stages[1].robust == content["accuracy"]["mixed"]["robust"]["correct"]
     assert status.searched
     assert status.failed == ()
 

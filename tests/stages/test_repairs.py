@@ -117,7 +117,7 @@ def test_a_look_at_a_run_with_damaged_files_changes_none_of_them(copied_run) -> 
     for path in (rows_in(folder, "attack") / "part-00000.parquet", rows_in(folder, "evaluate") / "part-00001.parquet"):
         path.write_bytes(path.read_bytes()[:-100])
     before = {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()}
-    assert [(stage.stage, stage.done) for stage in run_status(config).stages] == [("attack", 2), ("evaluate", 2)]
+    assert {stage.stage: stage.partitions_done for stage in run_status(config).stages} == {"attack": 2, "evaluate": 2}
     with pytest.raises(MissingArtifact, match="attack: 2 of 3 partitions"):
         report.run(config)
     assert {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()} == before
