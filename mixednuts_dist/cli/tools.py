@@ -191,7 +191,7 @@ def prepare(uri: str, output: str, num_images: int | None) -> None:
         from ..distributed.executor import make_executor
         from .terminal import TerminalProgress
 
-        done: dict[bool, int] = {True: 0, False: 0}  # images that were there, and that were written
+        done: dict[bool, int] = {True: 0, False: 0}  # images that existed, and that were written
         with make_executor("ray") as executor, TerminalProgress(console) as progress:
 
             def count(part: stage.PartDone, n_images: int) -> None:

@@ -60,8 +60,11 @@ class Register(Generic[T]):
         self._added: dict[str, Entry] = {}  # by extensions
         _EVERY.append(self)
 
-    def __call__(self, name: str, *, describes: str, **facts: Any) -> Callable[[T], T]:
+    def __call__(self, name: str, *, describes: str = "", **facts: Any) -> Callable[[T], T]:
         """Return a decorator that registers an object with the `facts` that the users of the register read.
+
+        Args:
+            describes: one line; by default the first line of the docstring.
 
         Raises:
             ConfigError: if another file has registered the name.
@@ -76,7 +79,7 @@ class Register(Generic[T]):
                 )
             self._made[name] = made
             if taken is None:
-                self._added[name] = Entry(name, describes, facts, home)
+                self._added[name] = Entry(name, describes or _first_line(made.__doc__), facts, home)
             return made
 
         return register
@@ -234,12 +237,24 @@ def _registered(path: Path, constant: str, package: str) -> Iterator[Entry]:
     if f"{constant}(" not in text:
         return
     home = f"{_PACKAGE.name}.{package}.{path.stem}"
-    for node in ast.walk(ast.parse(text)):
+    nodes = list(ast.walk(ast.parse(text)))
+    made = {
+        decorator: ast.get_docstring(node)
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for decorator in node.decorator_list
+    }
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == constant:
             facts = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
-            name, describes = _literal(node.args[0]) if node.args else None, facts.pop("describes", None)
-            if isinstance(name, str) and isinstance(describes, str):
+            name = _literal(node.args[0]) if node.args else None
+            describes = facts.pop("describes", None) or _first_line(made.get(node))
+            if isinstance(name, str) and describes:
                 yield Entry(name, describes, {key: value for key, value in facts.items() if value is not None}, home)
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").strip().partition("\n")[0].removesuffix(".")
 
 
 def _literal(node: ast.expr) -> Any:

@@ -35,13 +35,12 @@ def caption(name: str) -> str:
 
 @CHARTS(
     "tradeoff",
-    describes="Clean against robust accuracy: predicted for every beta, and measured",
     caption="Dots show what the search predicts for every beta. Marks with whiskers were measured under attack, with "
     "95% intervals. The second panel enlarges the dashed frame.",
     order=1,
 )
 def tradeoff(results: RunResults) -> Figure | None:
-    """Draw two panels: everything from 0 up, and the part around the curve that decides."""
+    """Draw clean against robust accuracy, predicted for every beta and measured."""
     if results.found is None:
         return None
     curve, marks = _curve(results), _measured_marks(results)
@@ -111,14 +110,13 @@ def _tradeoff_words(results: RunResults) -> str:
 
 @CHARTS(
     "margins",
-    describes="Margins of the robust classifier, and the images that the threshold separates",
     caption="Margins of images that are correct under attack (bars) and of clean images that are wrong (outline), for "
     "rob as it is, after LayerNorm, and after M. The line is the margin threshold: the mixed classifier follows rob to "
     "its right and the standard classifier to its left.",
     order=2,
 )
 def margins(results: RunResults) -> Figure | None:
-    """Draw one panel per form of `rob`."""
+    """Draw the margins of the robust classifier, and the images that the threshold separates."""
     if not results.splits:
         return None
     said = [
@@ -131,13 +129,12 @@ def margins(results: RunResults) -> Figure | None:
 
 @CHARTS(
     "sensitivity",
-    describes="The objective over s and c, for each p",
     caption="The objective of the search over scale s and bias c, one map for each power p, at the deployed beta. "
     "Darker is better. The ring is the selected candidate; × marks candidates that cannot be used.",
     order=3,
 )
 def sensitivity(results: RunResults) -> Figure | None:
-    """Draw one map per power, all on one color scale."""
+    """Draw the objective over s and c, for each p."""
     rows = sensitivity_rows(results) if results.candidates else []
     if not rows:
         return None
@@ -169,13 +166,12 @@ def sensitivity_rows(results: RunResults) -> list[Row]:
 
 @CHARTS(
     "survival",
-    describes="Images that remain robust after each step of the attack",
     caption="Images that are still correct after each step, and how many of them the step broke. Each step attacks "
     "only the images that remain.",
     order=4,
 )
 def survival(results: RunResults) -> Figure:
-    """Draw one bar per step."""
+    """Draw the images that remain robust after each step of the attack."""
     rows = [
         {
             "name": step.step,
@@ -191,14 +187,13 @@ def survival(results: RunResults) -> Figure:
 
 @CHARTS(
     "certified",
-    describes="Certified and attacked accuracy over beta and over the radius",
     caption="Left: for every beta, clean accuracy and robustness under the stored adversarial examples, both "
     "predicted, and what is certified at each radius. Right: what is certified of rob alone and of the deployed mixed "
     "classifier as the radius grows and, if the norms agree, what the attack left of the mixed classifier.",
     order=5,
 )
 def certified(results: RunResults) -> Figure | None:
-    """Draw two panels; None for a run without certificates or without a search."""
+    """Draw certified and attacked accuracy over beta and over the radius."""
     found = results.certified
     if found is None or results.found is None:
         return None

@@ -295,7 +295,7 @@ def _pictures(
     names, source = opened.config.data.class_names, opened.config.data.uri
     try:
         if not opened.config.trusted and source.reaches_out:
-            raise DatasetError(f"the run says that they are {source.written}. If they are yours, pass --trust-code.")
+            raise DatasetError(f"the run names {source.written}. If it is yours, pass --trust-code.")
         dataset = open_dataset(source)
         clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]
     except DatasetError as error:

@@ -31,14 +31,12 @@ _CORNERS = {"A": (0.5, math.sqrt(3) / 2), "B": (0.0, 0.0), "C": (1.0, 0.0)}
 LAYER_NORM_EXAMPLES = ((0.9, 1.0, 1.1), (-2.0, 1.0, 1.1))  # appendix D.7
 
 
-@STUDIES(
-    "simplex",
-    describes="The effect of M on a confident and on an uncertain prediction",
-    section="4.4, fig:traj, fig:traj_bar",
-    order=1,
-)
+@STUDIES("simplex", section="4.4, fig:traj, fig:traj_bar", order=1)
 def trajectories(bench: Bench) -> Outcome:  # noqa: ARG001
-    """Show how temperature moves each example between the centroid and a vertex; it needs no attack and no image."""
+    """Show how M changes a confident and an uncertain prediction.
+
+    It varies the temperature from the centroid to a vertex, and needs no attack and no image.
+    """
     mapped = example_logits()
     rows: list[dict[str, Cell]] = []
     for name in FORMS:
@@ -147,13 +145,12 @@ def _figure(paths: list[dict[str, Any]]) -> Figure:
     )  # fmt: skip
 
 
-@STUDIES(
-    "margins", describes="Confidence margins of `std`, `rob`, `rob` with LN, and `rob` with M",
-    section="5.1, fig:conf, tab:margin_hist",
-    order=4,
-)  # fmt: skip
+@STUDIES("margins", section="5.1, fig:conf, tab:margin_hist", order=4)
 def margin_study(bench: Bench) -> Outcome:
-    """Compare margins on clean images and on minimum-margin images; each form meets its own attack, to the end."""
+    """Compare the confidence margins of `std`, `rob`, `rob` with LN, and `rob` with M.
+
+    Each form of `rob` is attacked to its minimum margin.
+    """
     transform, ln_k = bench.search.deployed().transform(), bench.search.ln_k
     plain, layer_norm = IdentityTransform(), LayerNormTransform(ln_k)
     forms: dict[str, LogitMap] = {"std": plain, "rob": plain, "rob+LN": layer_norm, "rob+M": transform}
@@ -169,14 +166,9 @@ def margin_study(bench: Bench) -> Outcome:
     return Outcome(medians_table(groups), margin_histograms(groups), (ratio_sentence(groups),), remarks)
 
 
-@STUDIES(
-    "confidence",
-    describes="Are robust classifiers more confident in correct predictions? Compares --rob",
-    section="5.2, fig:conf_sota",
-    order=5,
-)
+@STUDIES("confidence", section="5.2, fig:conf_sota", order=5)
 def confidence(bench: Bench) -> Outcome:
-    """Compare median margins of many robust classifiers after LayerNorm, right against wrong (fig:conf_sota)."""
+    """Compare the confidence of robust classifiers in correct and in wrong predictions (--rob)."""
     ln_k, std = bench.search.ln_k, bench.config.required_std
     rows: list[dict[str, Cell]] = []
     for uri in (*bench.robs, std):

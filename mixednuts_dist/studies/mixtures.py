@@ -28,14 +28,9 @@ MIXED = (
 )
 
 
-@STUDIES(
-    "main",
-    describes="Clean and robust accuracy of `std`, `rob`, `mixed`, and the baseline Mixed",
-    section="5.1, fig:nlmc, tab:efficiency",
-    order=2,
-)
+@STUDIES("main", section="5.1, fig:nlmc, tab:efficiency", order=2)
 def main_table(bench: Bench) -> Outcome:
-    """Measure the base classifiers, the mixed classifier and the baseline Mixed, clean and attacked (section 5.1)."""
+    """Measure clean and robust accuracy of `std`, `rob`, `mixed`, and the baseline Mixed."""
     results, mixed = bench.results, bench.results.row("mixed")
     plain = bench.measured("classifier: Mixed", mixed_baseline(bench)).cells()
     rows: list[dict[str, Cell]] = [
@@ -63,14 +58,9 @@ def mixed_baseline(bench: Bench) -> Mixture:
     return Mixture(IdentityTransform(), alpha, 1 - alpha, temperature=1.0)
 
 
-@STUDIES(
-    "error-rate",
-    describes="The error rates of `mixed` relative to those of `rob`",
-    section="5.1, tab:err_rate",
-    order=3,
-)
+@STUDIES("error-rate", section="5.1, tab:err_rate", order=3)
 def error_rates(bench: Bench) -> Outcome:
-    """Compare the error rates of `mixed` with those of `rob` (section 5.1)."""
+    """Compare the error rates of `mixed` with those of `rob`."""
     rob, mixed = bench.results.row("rob"), bench.results.row("mixed")
     pairs = {"clean": (rob.clean, mixed.clean), "robust": (rob.robust, mixed.robust)}
     errors = {name: [Count(each.total - each.correct, each.total) for each in pair] for name, pair in pairs.items()}
@@ -87,11 +77,9 @@ def error_rates(bench: Bench) -> Outcome:
     return Outcome(table, table_bars(table, "rob's errors", "mixed's errors", value="errors (%)"), findings)
 
 
-@STUDIES(
-    "efficiency", describes="Accuracy, parameters, and FLOPs", section="C.2, tab:efficiency, fig:compare", order=11
-)
+@STUDIES("efficiency", section="C.2, tab:efficiency, fig:compare", order=11)
 def efficiency(bench: Bench) -> Outcome:
-    """Compare accuracy, parameters and FLOPs with those of the paper's other models (appendix C.2)."""
+    """Compare accuracy, parameters, and FLOPs with those of the paper's other models."""
     shape = bench.run.inputs.image_shape
     std, rob = (
         measure_uri(uri, role, shape) for uri, role in ((bench.config.required_std, "std"), (bench.config.rob, "rob"))
@@ -128,11 +116,9 @@ def efficiency(bench: Bench) -> Outcome:
     return Outcome(table, accuracy_scatter(marks), findings, remarks)
 
 
-@STUDIES(
-    "data-size", describes="The mixed classifier selected on fewer images", section="D.3, tab:datasize_abla", order=15
-)
+@STUDIES("data-size", section="D.3, tab:datasize_abla", order=15)
 def data_size(bench: Bench) -> Outcome:
-    """Measure the mixed classifier if s, p, c and alpha come from fewer images (tab:datasize_abla)."""
+    """Measure mixed classifiers that were selected on fewer images."""
     tried: dict[str, Mixture] = {}
     cells: dict[str, dict[str, Cell]] = {}
     for size in data_sizes(len(bench.rows.labels_N)):
@@ -144,14 +130,9 @@ def data_size(bench: Bench) -> Outcome:
     return variants(bench, "images searched", tried, cells, reference=next(iter(tried)))
 
 
-@STUDIES(
-    "seen-unseen",
-    describes="Accuracy on images that the search used and on other images",
-    section="D.3, tab:overfit",
-    order=17,
-)
+@STUDIES("seen-unseen", section="D.3, tab:overfit", order=17)
 def seen_unseen(bench: Bench) -> Outcome:
-    """Compare the 1,000 images that the search saw with those that it did not see (tab:overfit)."""
+    """Compare images that the search used with other images."""
     if seen := [row for row in bench.results.stages if row.classifier in ("mixed, seen", "mixed, unseen")]:
         return _by_seen({row.classifier.removeprefix("mixed, "): (row.clean, row.robust) for row in seen})
     n_images = bench.n_images
@@ -182,14 +163,12 @@ def _by_seen(counts: Mapping[str, tuple[Count, Count]]) -> Outcome:
     return Outcome(table, table_scatter(table), findings)
 
 
-@STUDIES(
-    "temperature",
-    describes="Temperatures T = 0, 0.5, and 1 of `std` at the same clean accuracy",
-    section="D.4, tab:ts_abla",
-    order=18,
-)
+@STUDIES("temperature", section="D.4, tab:ts_abla", order=18)
 def temperature(bench: Bench) -> Outcome:
-    """Vary the temperature of `std`, with alpha such that the clean accuracy stays the same (tab:ts_abla)."""
+    """Compare temperatures T = 0, 0.5, and 1 of `std` at the same clean accuracy.
+
+    The weight alpha keeps the clean accuracy.
+    """
     base = bench.deployed()
     n_correct = int(clean_correct(base, bench.rows).sum())
     tried = {
@@ -204,11 +183,9 @@ def temperature(bench: Bench) -> Outcome:
     return variants(bench, "std", tried, cells, reference="T = 0", remarks=[remark])
 
 
-@STUDIES(
-    "no-transform", describes="No transformation (Mixed), LayerNorm only, GELU only, and M", section="D.1", order=13
-)
+@STUDIES("no-transform", section="D.1", order=13)
 def no_transformation(bench: Bench) -> Outcome:
-    """Compare `rob` as it is (Mixed), after LayerNorm, after GELU alone, and after M(s, p, c) (appendix D.1)."""
+    """Compare no transformation (Mixed), LayerNorm only, GELU only, and M."""
     ln_k, deployed = bench.search.ln_k, "M(s, p, c)"
     gelu = LogitTransform(1, 1, 0, clamp="gelu", ln_k=ln_k)
     tried = {
@@ -226,14 +203,9 @@ def no_transformation(bench: Bench) -> Outcome:
     return variants(bench, "transformation of rob", tried, cells, reference=deployed, remarks=remarks)
 
 
-@STUDIES(
-    "trade-off",
-    describes="Measured accuracies of `mixed` and Mixed for five betas (and of --rob)",
-    section="5.3, fig:tradeoff_curve",
-    order=6,
-)
+@STUDIES("trade-off", section="5.3, fig:tradeoff_curve", order=6)
 def trade_off(bench: Bench) -> Outcome:
-    """Measure robust against clean accuracy for five betas, with and without M (fig:tradeoff_curve)."""
+    """Measure `mixed` and Mixed at five betas, next to the base classifiers (and --rob)."""
     betas = tuple(sorted({*bench.config.search.betas, *TRADE_OFF_BETAS}, reverse=True))
     plain = {beta: weighted(bench.rows, IdentityTransform(), beta) for beta in betas}
     families: Mapping[str, dict[float, Mixture]] = {

@@ -17,14 +17,9 @@ AS_PUBLISHED: dict[str, Any] = {"joint_starts": 0}
 WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (joint_starts: 0)."
 
 
-@STUDIES(
-    "surrogate",
-    describes="r_d = 0 compared with r_d = 0.9, and the images that Square still breaks",
-    section="B.2.1",
-    order=7,
-)
+@STUDIES("surrogate", section="B.2.1", order=7)
 def surrogate(bench: Bench) -> Outcome:
-    """r_d = 0.9 against 0: what gradients through M alone miss, and what Square then finds (appendix B.2)."""
+    """Compare r_d = 0 with r_d = 0.9, and count the images that Square still breaks."""
     white_box = [attack for attack in bench.budget.attacks if attack != "square"]
     found = {
         f"r_d = {rd:g}": bench.measured(f"r_d = {rd:g}", attacks=(*white_box, "square"), rd=rd, **AS_PUBLISHED)
@@ -51,9 +46,9 @@ def surrogate(bench: Bench) -> Outcome:
     return Outcome(table, figure, findings, (*bench.reduction, *square))
 
 
-@STUDIES("bypass", describes="Transfer from f_aux compared with the direct gradient bypass", section="B.2.2", order=8)
+@STUDIES("bypass", section="B.2.2", order=8)
 def bypass(bench: Bench) -> Outcome:
-    """Two ways around the one-hot std: transfer from f_aux, or f_mix's value with f_aux's gradient (appendix B.2)."""
+    """Compare transfer from f_aux with the direct gradient bypass."""
     found = {mode: bench.measured(f"mode {mode}", mode=mode, **AS_PUBLISHED) for mode in ("transfer", "bypass")}
     table = Table.of(
         {"mode": mode, "robust": count(one.robust_N), "clean": count(one.clean_N)} for mode, one in found.items()
@@ -67,11 +62,9 @@ def bypass(bench: Bench) -> Outcome:
     return Outcome(table, figure, findings, (*bench.reduction, WITHOUT_JOINT))
 
 
-@STUDIES(
-    "approximation", describes="The objective with perturbations against h-M instead of h-LN", section="D.9", order=24
-)
+@STUDIES("approximation", section="D.9", order=24)
 def approximation(bench: Bench) -> Outcome:
-    """The objective at s*, p*, c* with perturbations against h-LN, and with those against h-M (appendix D.9)."""
+    """Compare the objective with perturbations against h-M and against h-LN."""
     mixture, chosen = bench.deployed(), bench.search.deployed()
     sources = {"h-LN": bench.first_rows, "h-M": bench.attacked("MMAA on h-M", mixture.transform)}
     rows: list[dict[str, Cell]] = []

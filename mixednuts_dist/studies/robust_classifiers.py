@@ -23,14 +23,12 @@ MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 SQUARE_QUERIES = 1000  # without --full
 
 
-@STUDIES(
-    "parameter-transfer",
-    describes="s, p, and c that the search selects for several robust classifiers (--rob)",
-    section="D.5, tab:param_trans",
-    order=20,
-)
+@STUDIES("parameter-transfer", section="D.5, tab:param_trans", order=20)
 def parameter_transfer(bench: Bench) -> Outcome:
-    """List s, p and c of several robust classifiers, and what each would do on the run's own (tab:param_trans)."""
+    """List s, p, and c that the search selects for several robust classifiers (--rob).
+
+    It also shows what each choice would do on the run's own robust classifier.
+    """
     own, ours = bench.first_rows, rob_name(bench.config.rob)
     columns = ("s", "c", "p", "alpha there", f"clean with them on {ours}", f"robust with them on {ours}, predicted")
     rows: list[dict[str, Cell]] = []
@@ -58,14 +56,9 @@ def parameter_transfer(bench: Bench) -> Outcome:
     return Outcome(table, figure, tuple(findings), (*remarks, *few_robs(bench)))
 
 
-@STUDIES(
-    "base-choice",
-    describes="Which robust classifier to choose: accuracy at a minimum margin under attack (--rob)",
-    section="D.6",
-    order=21,
-)
+@STUDIES("base-choice", section="D.6", order=21)
 def base_choice(bench: Bench) -> Outcome:
-    """Compare the robust accuracy of several robust classifiers with a margin (appendix D.6)."""
+    """Compare the accuracy of robust classifiers at a minimum margin under attack (--rob)."""
     found = {rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
     kept = {
         name: {
@@ -96,14 +89,9 @@ def base_choice(bench: Bench) -> Outcome:
     return Outcome(table, figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
 
 
-@STUDIES(
-    "black-box",
-    describes="A robust classifier without gradients: Square as MMAA, another model's parameters, or a guess",
-    section="D.5",
-    order=19,
-)
+@STUDIES("black-box", section="D.5", order=19)
 def black_box(bench: Bench) -> Outcome:
-    """Choose parameters for `rob` without gradients: Square as MMAA, transfer, or a guess (appendix D.5)."""
+    """Choose parameters for a robust classifier without gradients, by Square, transfer, or a guess."""
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
     choices = {
@@ -124,14 +112,9 @@ def black_box(bench: Bench) -> Outcome:
     return variants(bench, "source", mixtures, cells, reference="MMAA with gradients", remarks=remarks)
 
 
-@STUDIES(
-    "base-accuracy",
-    describes="Accuracy of h, h-LN, and h-M alone: does M cost accuracy?",
-    section="C.1, tab:base_acc",
-    order=10,
-)
+@STUDIES("base-accuracy", section="C.1, tab:base_acc", order=10)
 def base_accuracy(bench: Bench) -> Outcome:
-    """Measure h, h-LN and h-M alone: clean on all images, and under MMAA on each form (tab:base_acc)."""
+    """Measure the accuracy of h, h-LN, and h-M alone."""
     transform = bench.deployed().transform
     rows = bench.rows
     attacked = {

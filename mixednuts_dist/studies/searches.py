@@ -29,14 +29,9 @@ LINEAR_POWERS = RangeConfig(min=1, max=12, count=23)
 CLOSE = 0.02  # relative distance from the best objective that counts as similar
 
 
-@STUDIES(
-    "parameters",
-    describes="s, p, c, and alpha for every beta, with their predicted accuracies",
-    section="C.1, tab:spc_candidate",
-    order=9,
-)
+@STUDIES("parameters", section="C.1, tab:spc_candidate", order=9)
 def parameters(bench: Bench) -> Outcome:
-    """List s, p, c and alpha of every beta with what they are predicted to reach (tab:spc_candidate)."""
+    """List s, p, c, and alpha for every beta, with their predicted accuracies."""
     search, chosen = bench.search, bench.search.deployed()
     at_edge = sum(bool(entry.on_grid_edge) for entry in search.entries)
     findings = (
@@ -55,9 +50,9 @@ def chosen_cells(best: Choice) -> dict[str, Cell]:
     return {"s": best.scale, "c": best.bias, "p": best.power, "alpha": best.alpha}
 
 
-@STUDIES("clamp", describes="Algorithm 1 with each clamping function", section="D.2, tab:clamp_abla", order=14)
+@STUDIES("clamp", section="D.2, tab:clamp_abla", order=14)
 def clamps(bench: Bench) -> Outcome:
-    """Run Algorithm 1 to the letter with each clamping function (tab:clamp_abla)."""
+    """Run Algorithm 1 with each clamping function."""
     configured = bench.grid()
     linear = replace(configured, biases=(0.0,), scales=LINEAR_SCALES.values(), powers=LINEAR_POWERS.values())
     rows: list[dict[str, Cell]] = []
@@ -86,14 +81,9 @@ def clamps(bench: Bench) -> Outcome:
     return Outcome(table, table_bars(table, "objective", value="objective, smaller is better"), findings, remarks)
 
 
-@STUDIES(
-    "relaxed",
-    describes="The relaxed objective, the paper's objective, and the exact criterion",
-    section="D.8.3",
-    order=23,
-)
+@STUDIES("relaxed", section="D.8.3", order=23)
 def relaxed_objective(bench: Bench) -> Outcome:
-    """Compare the paper's objective, the relaxed one over images that `std` has right, and the exact criterion."""
+    """Compare the relaxed objective, the paper's objective, and the exact criterion."""
     stored, grid = bench.rows, bench.grid()
     wrong_N = ~stored.rob_correct
     relaxed = PaperCriterion.of(
@@ -125,9 +115,9 @@ def relaxed_objective(bench: Bench) -> Outcome:
     return Outcome(table, table_bars(table, "clean, exact", "robust_predicted"), findings, remarks)
 
 
-@STUDIES("assumptions", describes="How often assumptions 4.1 and 4.2 fail", section="D.8", order=22)
+@STUDIES("assumptions", section="D.8", order=22)
 def assumptions(bench: Bench) -> Outcome:
-    """Count how often assumptions 4.1 and 4.2 fail, for the parameters of every beta."""
+    """Count how often assumptions 4.1 and 4.2 fail."""
     rows: list[dict[str, Cell]] = []
     shown = []
     stored, total = bench.rows, len(bench.rows.labels_N)
@@ -169,11 +159,9 @@ def _class_changes(
     }
 
 
-@STUDIES(
-    "sensitivity", describes="The paper's objective over s and c at every p", section="D.1, fig:sensitivity", order=12
-)
+@STUDIES("sensitivity", section="D.1, fig:sensitivity", order=12)
 def sensitivity(bench: Bench) -> Outcome:
-    """Map the paper's objective over s and c at every p (fig:sensitivity)."""
+    """Map the paper's objective over s and c at every p."""
     selection = select(bench.rows, bench.grid(), "paper")
     usable = ~(selection.infeasible[0] | selection.undeployable[0])
     objectives = torch.where(usable, selection.objectives[0], torch.nan)

@@ -113,7 +113,7 @@ def test_images_of_an_untrusted_run_are_not_shown(
     pages: list[Any] = []
     assert shown(["report"], run)[0] == shown(["report", "--trust-code"], run)[0] == 0
     assert [bool(results.worst) for results in pages] == [False, True]
-    assert "If they are yours, pass --trust-code" in pages[0].notes[-1]
+    assert "If it is yours, pass --trust-code" in pages[0].notes[-1]
     assert not canary.exists()
 
 
