@@ -41,12 +41,6 @@ _ABOUT = {
     "STORAGE": "STORAGE is a folder or URI that holds runs.",
 }
 
-_REMOVED = {  # command and option -> what to do instead
-    "schema --markdown": "Read docs/configuration.md, or run in the clone: python -m tools.config_reference",
-    "prepare --part-size": "A part has 100 images",
-    "search --beta": "Use --set search.beta=0.9",
-}
-
 
 def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
     context.meta.setdefault(_LOG, {})[option.name] = value
@@ -89,12 +83,6 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.examples = examples
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for option in (f"{self.name} {arg.partition('=')[0]}" for arg in args):
-            if option in _REMOVED:
-                raise click.UsageError(f"`{option}` was removed. {_REMOVED[option]}.", ctx)
-        return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         names = " ".join(

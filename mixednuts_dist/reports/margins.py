@@ -41,7 +41,7 @@ class MarginGroup:
     classifier: str
     images: Images
     correct: bool
-    counts: Annotated[tuple[int, ...], Field(exclude=True)]  # images in each bin of EDGES
+    counts: Annotated[tuple[int, ...], Field(default=(), exclude=True)]  # images in each bin of EDGES
     n: int
     median: float | None  # None for an empty group
     distance: float | None = None  # median of 1 - margin, which differs where margins round to 1
@@ -64,9 +64,11 @@ class MarginSplit:
     log_cutoff: float  # log(1 - margin threshold)
     kept: Count  # attacked and correct images with a margin at or above the threshold
     left_to_std: Count  # clean and wrong images with a margin below it
-    edges: Annotated[tuple[float, ...], Field(exclude=True)]  # histogram bins over log10(margin / (1 - margin))
+    edges: Annotated[
+        tuple[float, ...], Field(default=(), exclude=True)
+    ]  # histogram bins over log10(margin / (1 - margin))
     # images per bin: attacked and right, clean and wrong
-    counts: Annotated[tuple[tuple[int, ...], tuple[int, ...]], Field(exclude=True)]
+    counts: Annotated[tuple[tuple[int, ...], tuple[int, ...]], Field(default=((), ()), exclude=True)]
 
 
 class MarginTally:

@@ -20,7 +20,7 @@ from .worst_images import WorstImage
 class AccuracyRow:
     """One line of the accuracy table: `std`, `rob` or `mixed`, and the attack that `robust` was measured under."""
 
-    classifier: Annotated[str, Field(exclude=True)]  # its key in the file
+    classifier: Annotated[str, Field(default="", exclude=True)]  # its key in the file
     clean: Count
     robust: Count
     attack: str

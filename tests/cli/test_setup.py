@@ -133,16 +133,6 @@ def test_a_removed_command_names_its_replacement(name: str) -> None:
     assert (REPLACED.get(name) or "examples/serve.py") in " ".join(shown.split())
 
 
-def test_a_removed_option_names_its_replacement() -> None:
-    for command, answer in {
-        "search mine.yaml --beta=0.9": "--set search.beta=0.9",
-        "schema --markdown": "docs/config",
-    }.items():
-        status, shown = mixednuts(*command.split())
-        assert status == 2
-        assert answer in " ".join(shown.split())
-
-
 @pytest.mark.parametrize("command", [["status"], ["report"], ["run"], ["compare"], ["export", "--to", "there"]])
 def test_a_mistyped_run_has_one_answer(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mixednuts_dist.reports.counts import Count, interval_text, percent_text, seconds_text, weight_text
+from mixednuts_dist.reports.counts import Count, interval_text, percent_text
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.table import Table, latex_text
 from mixednuts_dist.reports.tables import TABLES, print_results, table_files
@@ -102,27 +102,8 @@ def test_latex_has_one_row_per_classifier(results: RunResults) -> None:
     assert sum(line.startswith("%") for line in lines) == 1
 
 
-def test_latex_comment_cannot_be_left_by_a_name() -> None:
-    table = table_files(made_up_results(40, name="a\n\\input{x}"))["table.tex"]
-    assert table.splitlines()[0].startswith("% a \\input{x}")
-
-
 def test_every_table_has_its_rows(results: RunResults) -> None:
     files = table_files(results)
     assert set(files) == {*(f"{name}.csv" for name in TABLES), "table.tex"}
     assert len(rows_of(files["tradeoff.csv"])) == len(results.search.entries)
     assert [row["after"] for row in rows_of(files["survival.csv"])] == [step.step for step in results.survival]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "0 s"), (0.04, "0.04 s"), (0.999, "1.0 s"), (99.9, "99.9 s"), (725.2, "12 min 05 s"), (12000, "3 h 20 min")],
-)
-def test_seconds(seconds: float, words: str) -> None:
-    assert seconds_text(seconds) == words
-
-
-def test_weight_is_told_from_one() -> None:
-    assert weight_text(0.875, 0.125) == "0.8750"
-    assert weight_text(1 - 1.19e-7, 1.19e-7) == "0.999999881"
-    assert weight_text(1.0, 0.0) == "1.0000"
