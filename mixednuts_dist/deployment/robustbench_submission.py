@@ -8,7 +8,6 @@ Shapes: N images of the run, C x H x W each.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..images.datasets import open_dataset
 from ..images.image_files import ImageFiles, evaluation_names
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
+from ..reports.counts import Count
 from ..reports.templates import rendered
 from ..stages.runs import Run
 from ..stages.search_result import evaluate_content_hash, stored_search
@@ -34,19 +34,6 @@ TENSOR = "x_adv.pt"
 EVALUATION, NEW_MODEL = "new_evaluation.md", "new_model.md"
 _TEST_SETS = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
 _ROUNDING = 1e-6  # for float32 pixels in [0, 1], x + eps - x is eps to 6e-8
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """The rows of the evaluate stage that a submission contains."""
-
-    x_adv_NCHW: Tensor  # float32, in the order of the source
-    n_clean: int  # right on the clean image
-    n_robust: int
-
-    @property
-    def total(self) -> int:
-        return len(self.x_adv_NCHW)
 
 
 def export_submission(
@@ -76,13 +63,13 @@ def export_submission(
     dataset = open_dataset(run.config.data.uri)
     source = dataset.manifest.source if isinstance(dataset, ParquetImages) else run.config.data.uri.written
     leaderboard = source.partition(":")[0]
-    found = _evaluated(run, dataset, searched)
+    x_adv_NCHW, clean, robust = _evaluated(run, dataset, searched)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(found.x_adv_NCHW, folder / TENSOR)
+    torch.save(x_adv_NCHW, folder / TENSOR)
     content = {
         "model": _model(run), "threat": run.config.threat.threat_model(), "tensor": TENSOR, "leaderboard": leaderboard,
         "attacks": _attacks(run),
-        "clean": _percent(found.n_clean, found.total), "robust": _percent(found.n_robust, found.total),
+        "clean": _share(clean), "robust": _share(robust),
     }  # fmt: skip
     for form in (EVALUATION, NEW_MODEL):
         (folder / form).write_text(rendered("deployment", form, **content), encoding="utf-8")
@@ -96,7 +83,8 @@ def _model(run: Run) -> str:
     return f"MixedNUTS of {written['std']} and {written['rob']}" if run.config.std else str(written["rob"])
 
 
-def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> Evaluated:
+def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> tuple[Tensor, Count, Count]:
+    """Return the adversarial images in the order of the source, float32, and the clean and robust counts."""
     name, content_hash = "mixed" if searched else "rob", evaluate_content_hash(run, searched)
     order_N = _order(dataset, run.inputs.n_images)
     x_adv_NCHW = torch.empty(len(order_N), *run.inputs.image_shape)
@@ -114,7 +102,7 @@ def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> Evaluat
         if not torch.equal(right_B, rows["robust"]):
             raise InvalidInputError(f"{part}: the stored adversarial images do not reproduce the stored results")
         n_robust += int(right_B.sum())
-    return Evaluated(x_adv_NCHW, n_clean, n_robust)
+    return x_adv_NCHW, Count(n_clean, len(x_adv_NCHW)), Count(n_robust, len(x_adv_NCHW))
 
 
 def _check_threat(run: Run, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
@@ -167,5 +155,5 @@ def _attacks(run: Run) -> str:
     )
 
 
-def _percent(count: int, total: int) -> str:
-    return f"{100 * count / total:.2f} % ({count} of {total} images)"
+def _share(count: Count) -> str:
+    return f"{count.percent:.2f} % ({count.correct} of {count.total} images)"

@@ -3,7 +3,7 @@
 Shapes: N images of the runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -15,32 +15,6 @@ from ..stages.runs import Run
 from ..stages.stage import stage_of
 from .counts import difference_interval, minus
 from .table import Cell, Table
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The images that the attacked classifier of one run has right."""
-
-    run: Run
-    clean_N: Tensor  # bool
-    robust_N: Tensor  # bool, under the run's adaptive attack
-
-    @property
-    def name(self) -> str:
-        """The run id."""
-        return self.run.config.run_id()
-
-    @classmethod
-    def of(cls, run: Run) -> "Answers":
-        """Read the rows of the evaluate stage.
-
-        Raises:
-            MissingArtifact: if the stage has not finished.
-        """
-        stage = stage_of(run.config, "evaluate")
-        logits = f"{stage.model_name(run.config)}_clean"
-        rows = stage.rows(run, ["label", logits, "robust"])
-        return cls(run, rows[logits].argmax(dim=1) == rows["label"], rows["robust"])
 
 
 @dataclass(frozen=True)
@@ -64,12 +38,12 @@ class Pair:
 class Comparison:
     """All pairs of the runs, each on clean and on attacked images."""
 
-    answers: tuple[Answers, ...]
+    runs: tuple[Run, ...]
     pairs: tuple[Pair, ...]
 
     def table(self) -> Table:
         """A row for each pair and question; the runs are A, B and so on. "first" are images that only the first has."""
-        letters = {one.name: chr(ord("A") + i) for i, one in enumerate(self.answers)}
+        letters = {run.config.run_id(): letter for letter, run in self._lettered()}
         rows: list[list[Cell]] = []
         for pair in self.pairs:
             low, high = pair.interval
@@ -80,17 +54,19 @@ class Comparison:
 
     def sentences(self) -> list[str]:
         """Name the runs and the test, and warn if the runs were attacked differently."""
-        found = [f"{chr(ord('A') + i)}: {one.name} in {one.run.store.uri}" for i, one in enumerate(self.answers)]
+        found = [f"{letter}: {run.config.run_id()} in {run.store.uri}" for letter, run in self._lettered()]
         found.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
-        settings = [one.run.config.evaluate.model_dump() for one in self.answers]
-        if any(each != settings[0] for each in settings):
+        if any(run.config.evaluate != self.runs[0].config.evaluate for run in self.runs):
             found.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
         return found
 
     def to_json(self) -> dict[str, Any]:
         """`runs`, and a list `pairs` with counts, interval, `p` and `p_holm`."""
-        names, pairs = [one.name for one in self.answers], [asdict(pair) for pair in self.pairs]
+        names, pairs = [run.config.run_id() for run in self.runs], [asdict(pair) for pair in self.pairs]
         return {"format": "mixednuts-comparison/1", "runs": names, "pairs": pairs}
+
+    def _lettered(self) -> Iterator[tuple[str, Run]]:
+        return ((chr(ord("A") + i), run) for i, run in enumerate(self.runs))
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -105,11 +81,22 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise InvalidInputError("a comparison takes two runs or more; give their folders or URIs")
     for run in runs[1:]:
         _require_comparable(runs[0], run)
-    answers, pairs = tuple(Answers.of(run) for run in runs), list[Pair]()
+    correct, pairs = [(run.config.run_id(), _correct(run)) for run in runs], list[Pair]()
     for what in ("clean", "robust"):
-        found = [_pair(what, *two) for two in combinations(answers, 2)]
+        found = [
+            _pair(what, first, second, first_by[what], second_by[what])
+            for (first, first_by), (second, second_by) in combinations(correct, 2)
+        ]
         pairs += [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
-    return Comparison(answers, tuple(pairs))
+    return Comparison(tuple(runs), tuple(pairs))
+
+
+def _correct(run: Run) -> dict[str, Tensor]:
+    """Return the images on which the attacked classifier of a run is correct, clean and under its adaptive attack."""
+    stage = stage_of(run.config, "evaluate")
+    logits = f"{stage.model_name(run.config)}_clean"
+    rows = stage.rows(run, ["label", logits, "robust"])
+    return {"clean": rows[logits].argmax(dim=1) == rows["label"], "robust": rows["robust"]}
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
@@ -156,13 +143,12 @@ def _require_comparable(first: Run, second: Run) -> None:
         )
 
 
-def _pair(what: str, first: Answers, second: Answers) -> Pair:
+def _pair(what: str, first: str, second: str, first_N: Tensor, second_N: Tensor) -> Pair:
     """Return the pair without Holm's correction."""
-    first_N, second_N = (one.clean_N if what == "clean" else one.robust_N for one in (first, second))
     only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
     p = exact_mcnemar(only_first, only_second)
     return Pair(
-        what, first.name, second.name, int((first_N & second_N).sum()), only_first, only_second,
+        what, first, second, int((first_N & second_N).sum()), only_first, only_second,
         int((~first_N & ~second_N).sum()), difference_interval(first_N, second_N),
         100 * (only_first - only_second) / first_N.numel(), p, p,
     )  # fmt: skip

@@ -178,9 +178,8 @@ class Bench:
     @property
     def mmaa_reduction(self) -> tuple[str, ...]:
         """Return the same remarks for studies that run MMAA again."""
-        if self.full:
-            return self.reduction
-        return (f"Reduced: attacked{self._part_text()}; --full takes all.",) if self._part_text() else ()
+        reduced = f"Reduced: attacked{self._part_text()}; --full takes all."
+        return self.reduction if self.full else (reduced,) * bool(self._part_text())
 
     def deployed(self) -> Mixture:
         """Return the deployed mixed classifier."""

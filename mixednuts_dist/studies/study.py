@@ -22,7 +22,7 @@ from ..config.uris import ClassifierSource
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError
 from ..reports.drawing import Figure
-from ..reports.table import Cell, Table, print_table
+from ..reports.table import Table, print_table
 from ..stages.progress import RunProgress
 from .bench import Bench
 from .overview import write_overview
@@ -191,11 +191,6 @@ class PaperTable:
             and any(name in str(config.std) for name in self.set_up["std"])
         )
 
-    def value(self, row: str, column: str) -> Cell:
-        """Return one printed number, or None if the paper has none."""
-        names = [cells[0] for cells in self.table.rows]
-        return self.table.row(row)[column] if row in names and column in self.table.columns else None
-
 
 def paper_tables(study: str) -> tuple[PaperTable, ...]:
     """Return the paper's tables for a study; none for some studies and for extensions."""
@@ -260,12 +255,12 @@ def _shown(study: str, outcome: Outcome, config: RunConfig) -> Table:
         return table
     first, *columns = table.columns
     shared = [column for column in same.table.columns[1:] if column in columns]
-    ours = {str(row[0]): dict(zip(columns, row[1:], strict=True)) for row in table.rows}
-    names = dict.fromkeys([*ours, *(str(row[0]) for row in same.table.rows)])
-    nothing: dict[str, Cell] = dict.fromkeys(columns)
+    ours, theirs = ({str(row[each.columns[0]]): row for row in each.dicts()} for each in (table, same.table))
     return Table.of(
-        [
-            {first: name, **ours.get(name, nothing), **{f"paper: {each}": same.value(name, each) for each in shared}}
-            for name in names
-        ]
+        {
+            first: name,
+            **{column: ours.get(name, {}).get(column) for column in columns},
+            **{f"paper: {column}": theirs.get(name, {}).get(column) for column in shared},
+        }
+        for name in {**ours, **theirs}
     )

@@ -164,13 +164,13 @@ def test_the_papers_error_rates_follow_from_its_accuracies() -> None:
     for accuracy, change in zip(paper_tables("main"), paper_tables("error-rate"), strict=True):
         assert accuracy.set_up == change.set_up
         for column in ("clean", "robust"):
-            rob, mixed = (100 - float(str(accuracy.value(name, column))) for name in ("rob", "mixed"))
-            printed = float(str(change.value(column, "relative change (%)")))
+            rob, mixed = (100 - float(str(accuracy.table.row(name)[column])) for name in ("rob", "mixed"))
+            printed = float(str(change.table.row(column)["relative change (%)"]))
             assert 100 * (mixed / rob - 1) == pytest.approx(printed, abs=0.03)
 
 
 def test_the_papers_mixture_costs_the_sum_of_its_parts() -> None:
-    for table in paper_tables("efficiency"):
+    for printed in paper_tables("efficiency"):
         for column in ("parameters (M)", "GFLOPs"):
-            parts = [float(str(table.value(name, column))) for name in ("std", "rob", "mixed")]
+            parts = [float(str(printed.table.row(name)[column])) for name in ("std", "rob", "mixed")]
             assert parts[0] + parts[1] == pytest.approx(parts[2], abs=0.11)
