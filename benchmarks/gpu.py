@@ -63,14 +63,14 @@ def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:
     for name, step in {**STEPS, **(RATES if at.on_card else ON_CPU_RATES)}.items():
         if name not in done or done[name][0] == _FAILED:
             started = time.perf_counter()
-            verdict, number = _taken(step, at)
-            done[name] = [verdict, number, round(time.perf_counter() - started, 1)]
+            passed, number = _taken(step, at)
+            done[name] = [passed, number, round(time.perf_counter() - started, 1)]
             (folder / "gpu.json.new").write_text(json.dumps({"of": stamp, "steps": done}, indent=2))
             (folder / "gpu.json.new").replace(kept)
         say(f"{name}: {done[name][0]}; {done[name][1]}")
     rows = [[name, *each] for name, each in done.items()]
     say(f"\n{at.name}, torch {torch.__version__}, mixednuts_dist {release}\n")
-    say(Table(["step", "verdict", "number", "taken, s"], rows).as_markdown())
+    say(Table(["step", "passed", "number", "taken, s"], rows).as_markdown())
     return {"of": stamp, "steps": done, "failed": [name for name, each in done.items() if each[0] == _FAILED]}
 
 

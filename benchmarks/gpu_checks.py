@@ -158,7 +158,7 @@ def memory(at: Place) -> Found:
     found = _robust(at, autoattack, shape, budget, ("apgd-ce",), model)
     del ballast
     differ = int((found != expected).sum())
-    return shape.rows < at.rows and differ <= 1, f"{at.rows} rows became {shape.rows}, {differ} verdicts moved"
+    return shape.rows < at.rows and differ <= 1, f"{at.rows} rows became {shape.rows}, {differ} results changed"
 
 
 def _ballast(at: Place) -> Tensor:

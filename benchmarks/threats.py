@@ -267,7 +267,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 _HEADS = {
     "masked gradients": ["threat", "attack", "clean", "standing", "percent of the drop by hand", "passes an image"],
-    "random": ["threat", "attack", "clean", "robust", "other verdicts than in the first row", "passes an image"],
+    "random": ["threat", "attack", "clean", "robust", "results that differ from the first row", "passes an image"],
 }  # fmt: skip
 
 

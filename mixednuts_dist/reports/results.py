@@ -28,9 +28,9 @@ from .worst_images import WorstImage, WorstTally
 
 TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
 BLACK_BOX_NOTE = (
-    "std is a black box: its own robustness is not known beyond the images that were attacked on rob, and the "
-    "gradients against the mixture were rob's alone. Every verdict is the real mixture's, but an adversary with std's "
-    "gradients may find more."
+    "The standard classifier is a black box. Its robustness is known only on the images attacked on the robust "
+    "classifier, whose gradients alone the attacks on the mixed classifier followed. Every result was verified on the "
+    "mixed classifier itself. An adversary with gradients of the standard classifier may find more."
 )
 
 BLACK_BOX_ROB_NOTE = (

@@ -43,14 +43,14 @@ def test_both_packages_attack_the_same_images(factory: Path, kind: str) -> None:
 @pytest.mark.usefixtures("factory")
 def test_an_interrupt_prints_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attacks return what they have by then, which is half of a measurement."""
-    verdicts, n_calls = Verifier.verify, 0
+    verify, n_calls = Verifier.verify, 0
 
     def interrupted(self: Verifier, *arguments: Any, **options: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls == 12:
             raise KeyboardInterrupt
-        return verdicts(self, *arguments, **options)
+        return verify(self, *arguments, **options)
 
     monkeypatch.setattr(Verifier, "verify", interrupted)
     given = ["--data", "digits", "--model", "demo:rob", "--eps", "0.1", "-n", "12"]

@@ -11,7 +11,7 @@ from benchmarks import gpu
 
 @pytest.mark.slow
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="half an hour on a GPU")
-def test_every_step_has_a_verdict_and_a_number(tmp_path: Path, capfd) -> None:
+def test_every_step_has_a_result_and_a_number(tmp_path: Path, capfd) -> None:
     found = gpu.run(data=str(tmp_path))
     assert found["failed"] == []
     assert list(found["steps"]) == [*gpu.STEPS, *gpu.ON_CPU_RATES]

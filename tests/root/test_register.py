@@ -27,7 +27,7 @@ def extension(tmp_path: Path, text: str, name: str = "mine.py") -> str:
 
 
 def test_an_extension_registers_itself(tmp_path: Path, toys: Register[Any]) -> None:
-    load_extensions([extension(tmp_path, '@TOYS("ball", describes="round", order=1)\ndef ball(): return 7\n')])
+    load_extensions([extension(tmp_path, '@TOYS("ball", order=1)\ndef ball():\n    "round."\n    return 7\n')])
     assert toys.names() == ("ball",)
     assert toys.entries()["ball"].describes == "round"
     assert toys.get("ball")() == 7

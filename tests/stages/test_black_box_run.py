@@ -51,7 +51,7 @@ def test_black_box_std_gives_the_same_parameters(results: dict[str, dict[str, An
     std = black_box["accuracy"]["std"]
     assert "black box" in std["attack"]
     assert module["accuracy"]["std"]["robust"]["correct"] <= std["robust"]["correct"] <= std["clean"]["correct"]
-    assert any("std is a black box" in note for note in black_box["notes"])
+    assert any("The standard classifier is a black box" in note for note in black_box["notes"])
     assert not any("black box" in note for note in module["notes"])
     assert black_box["accuracy"]["mixed"]["robust"]["correct"] >= module["accuracy"]["mixed"]["robust"]["correct"] - 2
 
