@@ -3,8 +3,10 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.helpers.runs import Finished
 
@@ -24,3 +26,17 @@ def copied(run_folder: Path, tmp_path: Path) -> Callable[[], Path]:
         return tmp_path / run_folder.relative_to(run_folder.parents[2])
 
     return copy
+
+
+@pytest.fixture
+def edited(copied: Callable[[], Path]) -> Callable[[Callable[[dict[str, Any]], object]], Path]:
+    """Makes a copy with another `run.yaml`."""
+
+    def edit(change: Callable[[dict[str, Any]], object]) -> Path:
+        folder = copied()
+        content = yaml.safe_load((folder / "run.yaml").read_text())
+        change(content)
+        (folder / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        return folder
+
+    return edit

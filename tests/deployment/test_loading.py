@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from mixednuts_dist import load_run
 from mixednuts_dist.cli.options import config_of
@@ -16,6 +16,8 @@ from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.runs import rows_in
+
+Edit = Callable[[Callable[[dict[str, Any]], object]], Path]
 
 
 def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:
@@ -54,12 +56,8 @@ def test_a_run_in_a_bucket_loads_like_one_in_a_folder(run_folder: Path, object_s
     assert torch.equal(there(images), here(images))
 
 
-def test_a_run_of_another_release_is_refused_in_one_line(copied: Callable[[], Path]) -> None:
-    folder = copied()
-    content = yaml.safe_load((folder / "run.yaml").read_text())
-    del content["version"]
-    content["versions"]["mixednuts-dist"] = "0.3.0"
-    (folder / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+def test_a_run_of_another_release_is_refused_in_one_line(edited: Edit) -> None:
+    folder = edited(lambda content: (content.pop("version"), content["versions"].update({"mixednuts-dist": "0.3.0"})))
     for reads in (load_run, config_of):
         with pytest.raises(ConfigError, match=r"release 0\.3\.0") as refused:
             reads(str(folder))
@@ -80,20 +78,14 @@ def test_a_run_without_a_search_says_so(copied: Callable[[], Path]) -> None:
         load_run(str(folder))
 
 
-def test_a_run_of_rob_alone_has_no_mixture(copied: Callable[[], Path]) -> None:
-    folder = copied()
-    described = yaml.safe_load((folder / "run.yaml").read_text())
-    described["config"]["std"] = None
-    (folder / "run.yaml").write_text(yaml.safe_dump(described))
+def test_a_run_of_rob_alone_has_no_mixture(edited: Edit) -> None:
+    folder = edited(lambda content: content["config"].update(std=None))
     with pytest.raises(InvalidInputError, match="without `std` there is no mixed classifier"):
         load_run(str(folder))
 
 
-def test_other_weights_than_the_runs_are_refused(copied: Callable[[], Path]) -> None:
-    folder = copied()
-    described = yaml.safe_load((folder / "run.yaml").read_text())
-    described["inputs"]["checksums"]["rob"] = 64 * "a"
-    (folder / "run.yaml").write_text(yaml.safe_dump(described))
+def test_other_weights_than_the_runs_are_refused(edited: Edit) -> None:
+    folder = edited(lambda content: content["inputs"]["checksums"].update(rob=64 * "a"))
     with pytest.raises(
         ContentHashMismatch, match=r"rob='demo:rob': its weights are not those .*was aaaaaaaaaaaa and is"
     ):

@@ -34,7 +34,7 @@ def test_saved_weights_come_back(tmp_path: Path) -> None:
         load_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(7, 9))
 
 
-def test_whoever_may_read_the_parameters_may_read_the_weights(tmp_path: Path) -> None:
+def test_weights_are_as_readable_as_the_parameters(tmp_path: Path) -> None:
     save_pretrained(mixed(0.97), tmp_path)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "safetensors alone leaves 0600"
 
@@ -48,7 +48,7 @@ def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMa
     assert torch.equal(loaded(images()), model(images()))
 
 
-def test_references_are_resolved_without_being_told_how(tmp_path: Path) -> None:
+def test_references_are_resolved(tmp_path: Path) -> None:
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
     model = MixedClassifier(std, rob, LogitTransform(5, 4, -1.1), 0.99)
     save_pretrained(model, tmp_path, std_uri="demo:std", rob_uri="demo:rob")
