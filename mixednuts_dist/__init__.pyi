@@ -2,7 +2,6 @@
 
 from .acceleration.batch_shape import BatchShape as BatchShape
 from .acceleration.precision import FastCopies as FastCopies
-from .api import MixReport as MixReport
 from .api import MixResult as MixResult
 from .api import mix as mix
 from .attacks.adaptive import autoattack as autoattack

@@ -3,7 +3,6 @@
 The call is a run like any other, computed by the stages' own code in this process, without Ray.
 """
 
-import functools
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,58 +24,9 @@ from .distributed.executor import make_executor
 from .errors import InvalidInputError
 from .images.arrays import ArrayImages
 from .mixing.classifier import MixedClassifier
-from .reports.figures import figures
-from .reports.page import report_files
 from .reports.results import RunResults
-from .reports.tables import accuracy_table, search_table
 
 _BETA: float = SearchConfig.model_fields["beta"].default
-
-
-@dataclass(frozen=True, repr=False)
-class MixReport:
-    """The measurements and predictions of `mix`."""
-
-    results: RunResults  # everything as values; `results.to_json()` is plain
-
-    @functools.cached_property
-    def files(self) -> Mapping[str, bytes]:
-        """The report's page, figures and tables by name, drawn on first access."""
-        return report_files(self.results)
-
-    @property
-    def table(self) -> str:
-        """Clean and robust accuracy of all classifiers with 95% intervals, as Markdown."""
-        return accuracy_table(self.results).as_markdown()
-
-    @property
-    def curve(self) -> str:
-        """The trade-off of clean against robust accuracy over all betas, as SVG."""
-        return figures(self.results)["tradeoff"].svg("tradeoff")
-
-    @property
-    def choices(self) -> str:
-        """The parameters at every beta with their predicted accuracies, as Markdown."""
-        return search_table(self.results.search).as_markdown()
-
-    @property
-    def page(self) -> str:
-        """The report as one HTML page that needs no other file."""
-        return self.files["index.html"].decode()
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the page, the figures and the tables into `folder`, and return the page's path."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files.items():
-            (target / name).write_bytes(content)
-        return target / "index.html"
-
-    def __repr__(self) -> str:
-        return self.table
-
-    def _repr_html_(self) -> str:
-        return f"{accuracy_table(self.results).as_html()}{self.curve}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +34,7 @@ class MixResult:
     """The mixed classifier and its report."""
 
     classifier: MixedClassifier  # on the CPU, in eval mode
-    report: MixReport
+    report: RunResults
 
     def __repr__(self) -> str:
         return repr(self.report)
@@ -143,7 +93,7 @@ def mix(
         >>> few = {"n_iter": 5, "n_target_classes": 2}
         >>> mixed = mix(std, rob, x, y, threat=mn.ThreatModel("Linf", 0.15), beta=0.9, preset="fast",
         ...             attack=few, evaluate=few)
-        >>> mixed.classifier(x).shape, mixed.report.results.search.deployed_beta
+        >>> mixed.classifier(x).shape, mixed.report.search.deployed_beta
         (torch.Size([24, 10]), 0.9)
     """
     classifiers = {"std": std, "rob": rob}
@@ -187,4 +137,4 @@ def mix(
         mixture = replace(
             searched.deployed().mixture(), surrogate_alpha=searched.surrogate_alpha, rd=config.evaluate.rd
         )
-        return MixResult(MixedClassifier.from_mixture(std, rob, mixture), MixReport(results))
+        return MixResult(MixedClassifier.from_mixture(std, rob, mixture), results)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mixednuts_dist as mn
-from mixednuts_dist.api import MixReport, MixResult
+from mixednuts_dist.api import MixResult
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.errors import DatasetError, InvalidInputError
 from tests.helpers.runs import tiny_content
@@ -46,16 +46,15 @@ def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixResu
 def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tuple[MixResult, Path]) -> None:
     result, folder = mixed_in_one_call
     mixed, report = result.classifier, result.report
-    assert isinstance(report, MixReport)
     assert not list(folder.glob("*/report/*.svg"))  # figures are drawn on demand
-    chosen = report.results.search.deployed()
+    chosen = report.search.deployed()
     assert mixed.mixture.settings() == chosen.settings()
     images, labels = mn.open_dataset("digits").read(0, 24)
     right = int((mixed(images).argmax(dim=1) == labels).sum())
-    assert right == report.results.row("mixed").clean.correct
-    assert report.results.search.rounds
+    assert right == report.row("mixed").clean.correct
+    assert report.search.rounds
     assert "mixed" in repr(report) and "<svg" in report.curve and "<table" in report._repr_html_()
-    assert report.page.startswith("<!DOCTYPE html") and "0.9" in report.choices
+    assert report.page.startswith("<!DOCTYPE html")
 
 
 def test_the_report_is_saved_as_a_page_with_its_files(
