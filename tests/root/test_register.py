@@ -79,22 +79,6 @@ def test_extension_dataclasses_pickle(tmp_path: Path, toys: Register[Any]) -> No
     assert pickle.loads(pickle.dumps(toys.get("box")(3))) == toys.get("box")(3)
 
 
-def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path, toys: Register[Any]) -> None:
-    path = extension(tmp_path, '@TOYS("bell", describes="rings")\ndef bell(): ...\nraise SystemExit(0)\n')
-    with pytest.raises(ConfigError, match=r"mine\.py cannot be imported: SystemExit: 0"):
-        load_extensions([path])
-    assert toys.names() == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("1 / 0", "ZeroDivisionError"), ("(", "SyntaxError")], ids=["raises", "syntax"]
-)
-def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path, toys: Register[Any], text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"mine\.py cannot be imported: {message}"):
-        load_extensions([extension(tmp_path, text)])
-    assert toys.names() == ()
-
-
 @pytest.mark.parametrize("found", REGISTERS, ids=lambda found: found.constant)
 def test_every_built_in_entry_can_be_had_by_its_name(found: Register[Any]) -> None:
     for name, entry in found.entries().items():
