@@ -84,26 +84,25 @@ class AutoAttack:
         """
         if state_path is not None:
             raise InvalidInputError(f"state_path='{state_path}' is not supported. Use `mixednuts run`, which resumes.")
-        found = self._attacked(x_orig, y_orig, bs, self.attacks_to_run)
-        x_adv = torch.where(found.broken[:, None, None, None], found.x_adv, x_orig.to(found.x_adv)).to(x_orig.device)
-        return (x_adv, found.logits.argmax(dim=1).to(x_orig.device)) if return_labels else x_adv
+        return self._adversarial(x_orig, y_orig, bs, return_labels, self.attacks_to_run)
 
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         """Run each attack on all images and return what `run_standard_evaluation` returns, by attack."""
-        attacks, found = self.attacks_to_run, {}
-        try:
-            for attack in attacks:
-                self.attacks_to_run = [attack]
-                found[attack] = self.run_standard_evaluation(x_orig, y_orig, bs, return_labels)
-        finally:
-            self.attacks_to_run = attacks
-        return found
+        given = x_orig, y_orig, bs, return_labels
+        return {attack: self._adversarial(*given, [attack]) for attack in self.attacks_to_run}
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
         """Return the share of images that are classified correctly without an attack."""
         return self._attacked(x_orig, y_orig, bs, ()).clean_accuracy
+
+    def _adversarial(
+        self, x: Tensor, y: Tensor, bs: int, return_labels: bool, attacks: Sequence[str]
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        found = self._attacked(x, y, bs, attacks)
+        x_adv = torch.where(found.broken[:, None, None, None], found.x_adv, x.to(found.x_adv)).to(x.device)
+        return (x_adv, found.logits.argmax(dim=1).to(x.device)) if return_labels else x_adv
 
     def _attacked(self, x: Tensor, y: Tensor, bs: int, attacks: Sequence[str]) -> AttackResult:
         parameters = self.model.parameters() if isinstance(self.model, nn.Module) else ()

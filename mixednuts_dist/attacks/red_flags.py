@@ -96,5 +96,6 @@ _SENTENCES = {
     "result counts there.",
     UNREPEATABLE: "two passes of {subject} over the same image gave different logits: it is random, and its robust "
     "accuracy is not to be trusted unless gradients are averaged over draws: evaluate: {{eot: 20}}.",
-    UNCONFIRMED: "{subject} was fooled by an image and right when it saw the same image again; they count as robust.",
+    UNCONFIRMED: "{subject} misclassified the final point once, but not when it was verified again; such an image "
+    "counts as robust.",
 }

@@ -38,11 +38,11 @@ def test_an_image_once_misclassified_stays_so_in_the_record(mixed, pair, mode: s
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
     assert list(found.survived) == ["apgd-ce", "apgd-t", "fab-t", "square"]
-    standing = torch.ones_like(found.robust)
+    left = torch.ones_like(found.robust)
     for survived in found.survived.values():
-        assert not bool((survived & ~standing).any()), "an image cannot stand up again"
-        standing = survived
-    assert torch.equal(standing, found.robust)
+        assert not bool((survived & ~left).any()), "a broken image is robust again"
+        left = survived
+    assert torch.equal(left, found.robust)
     assert 0 < int(found.robust.sum()) < len(x)
 
 

@@ -37,27 +37,27 @@ class Counting(nn.Module):
         return sum(n * rows * (1 + takes_gradient) for (takes_gradient, rows), n in self.rows.items())
 
 
-def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[AttackResult, Counting, Counting]:
+def attacked_in_two_precisions(shape: BatchShape) -> tuple[AttackResult, Counting, Counting]:
     """Attack images of which some are borderline: (result, low-precision network, float32 network)."""
     network, x = small_net(10, SHAPE, seed=0, sharpness=3), images(40, SHAPE)
-    coarse, exact = Counting(network), Counting(network)
+    low, exact = Counting(network), Counting(network)
     model = AttackedModel.of(exact)
-    of_coarse = AttackedModel.of(coarse).fast
-    attacked = AttackedModel(exact, GradientModel(of_coarse.run), GradientModel(model.fast.run))
+    low_model = AttackedModel.of(low).fast
+    attacked = AttackedModel(exact, GradientModel(low_model.run), GradientModel(model.fast.run))
     with torch.no_grad():
         y = network(x).argmax(dim=1)
     attacks = ("apgd-ce", "apgd-t")
     engine = Scheduler(attacked, ensemble_plan, attacks, ThreatModel("Linf", 0.012), AttackBudget(10, 3), 0, shape)
     found = engine.run_one(Group(x, y, range(40)))
     assert 0 < int(found.broken.sum()) < 40
-    return found, coarse, exact
+    return found, low, exact
 
 
 def test_float32_passes_on_a_gpu_are_small_and_full() -> None:
-    one, coarse, exact = attacked_in_two_arithmetics(BatchShape(128, fixed=True))
+    one, low, exact = attacked_in_two_precisions(BatchShape(128, fixed=True))
     before = exact.cost()
-    found, coarse, exact = attacked_in_two_arithmetics(BatchShape(128, fixed=True, float32_rows=8))
-    assert {rows for _, rows in coarse.rows} == {128}
+    found, low, exact = attacked_in_two_precisions(BatchShape(128, fixed=True, float32_rows=8))
+    assert {rows for _, rows in low.rows} == {128}
     assert {rows for _, rows in exact.rows} == {8}
     assert exact.cost() < 0.7 * before
     assert torch.equal(found.broken, one.broken)

@@ -52,7 +52,7 @@ def test_joint_loss_is_finite_on_saturated_logits(n_classes: int) -> None:
     assert bool(grad.any())
 
 
-def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedClassifier) -> None:
+def test_joint_attack_breaks_images_that_apgd_does_not_break(mixed: MixedClassifier) -> None:
     x, y = open_dataset("digits").read(0, 899)
     chosen = torch.tensor(DIGITS)
     x, y = x[chosen], y[chosen]

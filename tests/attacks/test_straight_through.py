@@ -71,17 +71,30 @@ class ByHand(nn.Module):
         return self.net(x + (self.function(x) - x).detach())
 
 
+# Written as: (the classifier of a function and a network, where the gradient stops)
+WRITTEN = {
+    "module": (lambda f: nn.Sequential(Module(f), small_net(10, SHAPE)), {"output of 0": "input of 0"}),
+    "forward": (InForward, {"input of net": "input of "}),
+    "layers": (
+        lambda f: nn.Sequential(
+            nn.Sequential(Module(lambda x: 2 * x), Module(lambda x: f(x / 2)), nn.Identity()), small_net(10, SHAPE)
+        ),
+        {"output of 0.1": "input of 0.1"},
+    ),
+}
+
+
 @pytest.mark.parametrize("function", [rounded, jpeg], ids=["rounded pixels", "JPEG-like"])
-@pytest.mark.parametrize("written", ["module", "forward"])
+@pytest.mark.parametrize("written", WRITTEN)
 def test_straight_through_reaches_90_percent_of_a_manual_bpda(function, written: str) -> None:
-    model = nn.Sequential(Module(function), small_net(10, SHAPE)) if written == "module" else InForward(function)
+    make, where = WRITTEN[written]
+    model = make(function)
     x = images(24, SHAPE)
     y = model(x).argmax(dim=1)
     opened = straight_through(model)
     blind, found, by_hand = (
         autoattack(net, x, y, budget=QUICK, **OPTIONS) for net in (model, opened, ByHand(function))
     )
-    where = {"output of 0": "input of 0"} if written == "module" else {"input of net": "input of "}
     assert opened.cuts == where
     drop = len(x) - int(by_hand.robust.sum())
     assert drop > 12
@@ -161,28 +174,6 @@ def test_straight_through_finds_code_between_children(flattened: bool, where: di
     assert torch.equal(logits, model(x))
     assert bool(grad.flatten(1).any(dim=1).all())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-class ToFrequencies(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return dct_matrix() @ x @ dct_matrix().T
-
-
-class ToPixels(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return dct_matrix().T @ x @ dct_matrix()
-
-
-def test_straight_through_names_the_module_that_rounds() -> None:
-    """The identity then replaces the rounding alone, among the frequencies."""
-    quantize = Module(lambda x: (x / 0.2).round() * 0.2)
-    jpeg_layer = nn.Sequential(ToFrequencies(), quantize, ToPixels())
-    model, x = nn.Sequential(jpeg_layer, small_net(10, SHAPE)), images(16, SHAPE)
-    y, opened = model(x).argmax(dim=1), straight_through(model)
-    found = autoattack(opened, x, y, budget=QUICK, **OPTIONS)
-    by_hand = autoattack(ByHand(jpeg_layer), x, y, budget=QUICK, **OPTIONS)
-    assert opened.cuts == {"output of 0.1": "input of 0.1"}
-    assert len(x) - int(found.robust.sum()) >= 0.9 * (len(x) - int(by_hand.robust.sum())) > 8
 
 
 def test_straight_through_leaves_cuts_between_other_shapes() -> None:
