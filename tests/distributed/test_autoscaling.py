@@ -1,13 +1,12 @@
 """cluster.yaml's node types under Ray's autoscaler, on its fake provider: up for waiting workers, down when idle."""
 
-import json
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import requests
 import yaml
 
 from tests.helpers.local_head import Head, awaited, local_head
@@ -53,8 +52,7 @@ def on_the_fake_provider() -> dict[str, Any]:
 
 
 def gpu_nodes(head: Head) -> int:
-    with urllib.request.urlopen(f"{head.dashboard}/nodes?view=summary", timeout=30) as answer:
-        nodes = json.load(answer)["data"]["summary"]
+    nodes = requests.get(f"{head.dashboard}/nodes?view=summary", timeout=30).json()["data"]["summary"]
     alive = [node["raylet"] for node in nodes if node["raylet"]["state"] == "ALIVE"]
     return sum(bool(raylet["resourcesTotal"].get("GPU")) for raylet in alive)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import requests
 import yaml
 
 from tests.helpers.ports import free_ports
@@ -188,13 +188,10 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> N
 
 def job_of(head: Head, job: str, part: str = "") -> dict[str, Any]:
     """Return what the dashboard answers about a job. A command such as `ray job status` takes seconds to start."""
-    with urllib.request.urlopen(f"{head.dashboard}/api/jobs/{job}{part}", timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = requests.get(f"{head.dashboard}/api/jobs/{job}{part}", timeout=30).json()
     return found
 
 
 def stop(head: Head, job: str) -> None:
     """Stop a job over HTTP, before its attack can end."""
-    request = urllib.request.Request(f"{head.dashboard}/api/jobs/{job}/stop", method="POST")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert json.load(answer) == {"stopped": True}
+    assert requests.post(f"{head.dashboard}/api/jobs/{job}/stop", timeout=30).json() == {"stopped": True}

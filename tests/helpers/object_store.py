@@ -80,17 +80,14 @@ class ObjectStore:
 
     def _serves(self) -> bool:
         """Wait for the server: it first refuses unsigned requests (403) and makes the bucket a moment later."""
-        connection = http.client.HTTPConnection(self.endpoint.removeprefix("http://"), timeout=5)
-        try:
-            connection.request("HEAD", f"/{self.bucket}")
-            return connection.getresponse().status == 403 and self._filer_serves()
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        filer = self._ports[2 * _PARTS.index("filer")]
+        return _status(self._ports[-2], self.bucket) == 403 and _status(filer, f"buckets/{self.bucket}/") < 300
 
-    def _filer_serves(self) -> bool:
-        filer = http.client.HTTPConnection("127.0.0.1", self._ports[2 * _PARTS.index("filer")], timeout=5)
-        with contextlib.closing(filer):
-            filer.request("HEAD", f"/buckets/{self.bucket}/")
-            return filer.getresponse().status < 300
+
+def _status(port: int, path: str) -> int:
+    """Return the status of a HEAD request, or 599 if nothing answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("HEAD", f"/{path}")
+        return connection.getresponse().status
+    return 599
