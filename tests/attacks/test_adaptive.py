@@ -11,8 +11,7 @@ from mixednuts_dist.attacks.stepper import ImageSummary
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.transforms import LogitTransform
-from tests.helpers.small_nets import images, small_net
+from tests.helpers.small_nets import images, mixture
 
 THREAT = ThreatModel("Linf", 0.05)
 QUICK = AttackBudget(n_iter=20, n_target_classes=3, n_queries=150)
@@ -20,9 +19,7 @@ QUICK = AttackBudget(n_iter=20, n_target_classes=3, n_queries=150)
 
 @pytest.fixture
 def mixed() -> MixedClassifier:
-    shape = (3, 8, 8)
-    std, rob = small_net(10, shape, seed=1, sharpness=8), small_net(10, shape, seed=0, sharpness=3)
-    return MixedClassifier(std, rob, LogitTransform(2.0, 2.0, -0.5), 0.6, surrogate_alpha=0.8)
+    return mixture()
 
 
 @pytest.fixture

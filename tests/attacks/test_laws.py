@@ -17,8 +17,7 @@ from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.norms.ball import ball_of
-from tests.helpers.small_mixtures import L1, L2, LINF, QUICK, SHAPE, mixture
-from tests.helpers.small_nets import ShortOfMemory, images, small_net
+from tests.helpers.small_nets import L1, L2, LINF, QUICK, SHAPE, ShortOfMemory, images, mixture, small_net
 
 ALL = ATTACKS.names()
 ON_ONE = [name for name, entry in ATTACKS.entries().items() if not entry.facts.get("mixtures_only")]

@@ -19,8 +19,7 @@ from mixednuts_dist.attacks.scheduler import Group
 from mixednuts_dist.config.register import ATTACKS
 from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, results_are_those_of_float32
 from tests.helpers.simulated_card import SimulatedCard
-from tests.helpers.small_mixtures import L2, LINF, QUICK, SHAPE, mixture
-from tests.helpers.small_nets import images, small_net
+from tests.helpers.small_nets import L2, LINF, QUICK, SHAPE, images, mixture, small_net
 
 
 @pytest.fixture

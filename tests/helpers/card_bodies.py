@@ -10,8 +10,7 @@ from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.scheduler import Group
-from tests.helpers.small_mixtures import LINF, QUICK, SHAPE, mixture
-from tests.helpers.small_nets import ShortOfMemory, images
+from tests.helpers.small_nets import LINF, QUICK, SHAPE, ShortOfMemory, images, mixture
 
 AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
 

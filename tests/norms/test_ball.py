@@ -17,8 +17,7 @@ from mixednuts_dist.errors import ConfigError, ThreatModelError
 from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.norms.l1 import L1, sparse_signs
 from tests.helpers.runs import tiny_content
-from tests.helpers.small_mixtures import mixture
-from tests.helpers.small_nets import images, small_net
+from tests.helpers.small_nets import images, mixture, small_net
 from tests.helpers.stepping import start_keys
 
 SHAPES = [(1, 8, 8), (3, 5, 7)]
