@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Measured:
+class DeviceSettings:
     """How workers compute on a type of device."""
 
     rows: int  # images per pass
@@ -41,9 +41,9 @@ class Measurements:
 
     def __init__(self, store: Store, spec: WorkerSpec) -> None:
         self._store, self._needed = store, "auto" in (spec.batch_size, spec.precision)
-        self._found: dict[str, Measured | None] = {}
+        self._found: dict[str, DeviceSettings | None] = {}
 
-    def of(self, device: str) -> Measured | None:
+    def of(self, device: str) -> DeviceSettings | None:
         """Return what was measured on this type of device, or None."""
         if self._needed and device not in self._found:
             self._found[device] = self._read(_path(device))
@@ -53,19 +53,19 @@ class Measurements:
         """Return whether a worker on such a device has to measure first."""
         return self._needed and self.of(device) is None
 
-    def keep(self, device: str, measured: Measured) -> None:
+    def keep(self, device: str, measured: DeviceSettings) -> None:
         """Write what a worker has measured; if another driver was faster, its measurements count."""
         values = asdict(measured)
         content = json.dumps({**values, "digest": digest(values)}).encode()
         created = self._store.create(_path(device), content)
         self._found[device] = measured if created else self._read(_path(device)) or measured
 
-    def _read(self, path: str) -> Measured | None:
+    def _read(self, path: str) -> DeviceSettings | None:
         try:
             found = read_json(self._store.read(path))
             if found.pop("digest", None) != digest(found):
                 raise ValueError("its content has changed")
-            return Measured(**found)
+            return DeviceSettings(**found)
         except MissingArtifact:
             return None
         except (ValueError, AttributeError, TypeError) as error:

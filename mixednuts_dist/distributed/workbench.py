@@ -40,7 +40,7 @@ from ..mixing.transforms import IdentityTransform
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import read_columns
-from .measurements import Measured
+from .measurements import DeviceSettings
 from .worker_spec import WorkerSpec
 
 
@@ -58,7 +58,7 @@ class Workbench:
         self.copies = FastCopies(spec.precision, compile=spec.compile)
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the current and the prefetched partitions
-        self._settled: tuple[BatchShape, Measured] | None = None
+        self._settled: tuple[BatchShape, DeviceSettings] | None = None
         self._rows = ""  # the folder of the current task's rows
         self._mixture: Mixture | None = None  # describes the current task's mixed classifier
         self._streams: dict[str, Stream] = {}  # the current task's engines, by the name of the attacked network
@@ -178,20 +178,20 @@ class Workbench:
         rows = {"rows": shape.rows, "float32_rows": shape.float32.rows}  # fewer after the memory has run out
         return {**rows, "precision": precision, "repeatable": measured.repeatable}
 
-    def _decisions(self, x: Tensor) -> tuple[BatchShape, Measured]:
+    def _decisions(self, x: Tensor) -> tuple[BatchShape, DeviceSettings]:
         if self._settled is None:
             self.use(self.measured(x))
         assert self._settled is not None
         return self._settled
 
-    def use(self, measured: Measured) -> None:
+    def use(self, measured: DeviceSettings) -> None:
         """Compute with the rows and precisions that were measured on a device of this type."""
         if self._settled is None:
             for role, network in self.networks.items():
                 self.copies.decide(network, measured.precision[role])
             self._settled = BatchShape(measured.rows, float32_rows=measured.float32_rows), measured
 
-    def measured(self, x: Tensor) -> Measured:
+    def measured(self, x: Tensor) -> DeviceSettings:
         """Return rows and precisions as configured or, for "auto", as they suit this device and these images."""
         rows, model = self.spec.batch_size, self.rob
         if "std" in self.networks:
@@ -199,7 +199,7 @@ class Workbench:
         if rows == "auto":
             rows = measured_rows(model, x, self.spec.precision)
         trial = FastCopies(self.spec.precision)  # the run's copies are made, and perhaps compiled, after this decision
-        return Measured(
+        return DeviceSettings(
             rows=rows,
             float32_rows=BatchShape.of(rows, x.device).float32.rows,
             precision={role: trial.of_network(net, x, rows).precision for role, net in self.networks.items()},

@@ -29,7 +29,7 @@ from ..storage.store import Store
 from ..storage.tables import encode_table
 from .answers import Answers
 from .gpus import keep_to_share, unusable_gpu
-from .measurements import Measured
+from .measurements import DeviceSettings
 from .tasks import Task
 from .timing import PassSeconds, time_classifiers
 from .workbench import Workbench
@@ -114,7 +114,7 @@ class AttackWorker:
             )
         return model.to(self.device)
 
-    def measure(self, partition: Partition) -> Measured:
+    def measure(self, partition: Partition) -> DeviceSettings:
         """Return the rows per pass and the precisions that suit this type of device, found on a partition's images."""
         x, _ = self.bench.images(partition)
         with self.answers.checked(x):
@@ -125,7 +125,7 @@ class AttackWorker:
         partition: Partition,
         task: Task,
         prefetched: Sequence[Partition] = (),
-        measured: Measured | None = None,
+        measured: DeviceSettings | None = None,
     ) -> PartitionSummary:
         """Compute one partition and write its file, unless another driver's worker has; returns the file's summary.
 

@@ -13,7 +13,7 @@ import pytest
 
 from mixednuts_dist.distributed import pool as pool_module
 from mixednuts_dist.distributed.executor import Executor, PoolSettings, WorkerLost
-from mixednuts_dist.distributed.measurements import Measured
+from mixednuts_dist.distributed.measurements import DeviceSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.schedule import Places, WorkQueue
 from mixednuts_dist.distributed.tasks import Task
@@ -66,8 +66,8 @@ class Machine:
         self.on_ready()
         return "cpu"
 
-    def measure(self, _: Partition) -> Measured:
-        return Measured(int(self.place.node.removeprefix("node")), 4, {"rob": "fp32"}, repeatable=True)
+    def measure(self, _: Partition) -> DeviceSettings:
+        return DeviceSettings(int(self.place.node.removeprefix("node")), 4, {"rob": "fp32"}, repeatable=True)
 
     def process(self, partition: Partition, _task: Task, _ahead: Any, measured: Any) -> PartitionSummary:
         self.act(partition)
