@@ -187,8 +187,8 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
         )
     room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
     if not num_workers and not room:
-        asked = ", ".join(f"compute.{name}={value}" for name, value in placement.items())
-        where = f" on nodes with {asked}" if placement else ""
+        options = ", ".join(f"compute.{name}={value}" for name, value in placement.items())
+        where = f" on nodes with {options}" if placement else ""
         raise ClusterError(
             f"the cluster has {cores:g} cores and {gpus:g} GPUs{where}, and a worker wants {num_cpus:g} and "
             f"{gpus_each:g}: "
@@ -199,12 +199,12 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
 
 def _placement(compute: ComputeConfig) -> dict[str, Any]:
     """Return Ray's options for where workers may run."""
-    asked = {
+    options = {
         "accelerator_type": compute.accelerator_type,
         "label_selector": dict(compute.label_selector),
         "fallback_strategy": [dict(each) for each in compute.fallback_strategy],
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in options.items() if value}
 
 
 def _selectors(placement: Mapping[str, Any]) -> list[Mapping[str, str]]:

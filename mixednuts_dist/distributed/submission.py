@@ -37,9 +37,7 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
     command = [*(_UV if with_uv else ()), "python", "-m", _PACKAGE.name, *arguments]
     entrypoint, declared, metadata = shlex.join(command), runtime_env(folder), {"run_id": run_id}
     return str(
-        _asked(
-            address, lambda client: client.submit_job(entrypoint=entrypoint, runtime_env=declared, metadata=metadata)
-        )
+        _call(address, lambda client: client.submit_job(entrypoint=entrypoint, runtime_env=declared, metadata=metadata))
     )
 
 
@@ -87,14 +85,14 @@ def follow_job(address: str, submission_id: str, show: Callable[[str], None]) ->
         async for text in client.tail_job_logs(submission_id):
             show(text)
 
-    _asked(address, lambda client: asyncio.run(follow(client)))
-    status: JobStatus = _asked(address, lambda client: client.get_job_status(submission_id))
+    _call(address, lambda client: asyncio.run(follow(client)))
+    status: JobStatus = _call(address, lambda client: client.get_job_status(submission_id))
     return status == JobStatus.SUCCEEDED
 
 
-def _asked(address: str, question: Callable[[JobSubmissionClient], Any]) -> Any:
+def _call(address: str, request: Callable[[JobSubmissionClient], Any]) -> Any:
     try:
-        return question(JobSubmissionClient(address))
+        return request(JobSubmissionClient(address))
     except AuthenticationError as error:
         raise ClusterError(
             f"the cluster at {address} requires a token. Set RAY_AUTH_MODE=token, and put the token into "

@@ -27,9 +27,9 @@ from ..storage.records import PartitionSummary
 from ..storage.run_file import RUN
 from ..storage.store import Store
 from ..storage.tables import encode_table
-from .answers import Answers
 from .gpus import keep_to_share, unusable_gpu
 from .measurements import DeviceSettings
+from .output_checks import OutputChecks
 from .tasks import Task
 from .timing import PassSeconds, time_classifiers
 from .workbench import Workbench
@@ -85,7 +85,7 @@ class AttackWorker:
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
-        self.answers = Answers(
+        self.checks = OutputChecks(
             networks, self.spec.classifiers, self.spec.n_classes, self.bench.logits, random=self.spec.random
         )
         self._is_ready = True
@@ -117,7 +117,7 @@ class AttackWorker:
     def measure(self, partition: Partition) -> DeviceSettings:
         """Return the rows per pass and the precisions that suit this type of device, found on a partition's images."""
         x, _ = self.bench.images(partition)
-        with self.answers.checked(x):
+        with self.checks.checked(x):
             return self.bench.measured(x)
 
     def process(
@@ -144,7 +144,7 @@ class AttackWorker:
             return there
         with self.bench.at(partition, folder, task.mixture, prefetched):
             x, y = self.bench.images(partition)
-            with self.answers.checked(x) as require_usable:
+            with self.checks.checked(x) as require_usable:
                 columns, counts = task.compute(self.bench, partition)
                 require_usable(columns)
         on_gpu = self.device.type == "cuda"

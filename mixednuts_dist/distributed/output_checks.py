@@ -20,7 +20,7 @@ _AT_ONCE = 16  # images per pass after a partition has failed
 _REPEATED = 16  # images of a worker's first partition, which are classified again after each partition
 
 
-class Answers:
+class OutputChecks:
     """Watches the outputs of a run's classifiers.
 
     Args:
