@@ -63,15 +63,7 @@ class Files:
 
         The last writer wins on a store without conditional writes.
         """
-        try:
-            self.write(path, content, mode="create")
-        except Exception as error:
-            if precondition_failed(error):
-                return False
-            if not conditional_writes_unknown(error):
-                raise
-            self.write(path, content)
-        return True
+        return conditionally(lambda: self.write(path, content, mode="create"), lambda: self.write(path, content))
 
     def delete(self, path: str) -> None:
         self._call("rm_file", path)
@@ -107,3 +99,16 @@ class Files:
 
     def sweep(self) -> None:
         """Delete abandoned drafts, if the file system needs drafts."""
+
+
+def conditionally(call: Callable[[], None], unconditional: Callable[[], None]) -> bool:
+    """Make a conditional call, or the other one on a store without such calls; returns whether the condition held."""
+    try:
+        call()
+    except Exception as error:
+        if precondition_failed(error):
+            return False
+        if not conditional_writes_unknown(error):
+            raise
+        unconditional()
+    return True

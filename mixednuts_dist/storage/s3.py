@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..errors import StoreError
-from .files import ANSWER_SECONDS, ONE_PUT, Files
-from .outages import conditional_writes_unknown, has_expired, in_words, precondition_failed
+from .files import ANSWER_SECONDS, ONE_PUT, Files, conditionally
+from .outages import has_expired, in_words
 
 CONNECTIONS = 32
 # One try per call, because `patiently` is the only place that tries again.
@@ -98,16 +98,11 @@ class S3(Files):
         """Delete an object if it still has this ETag; returns whether this call deleted it."""
         delete = partial(self._fs.call_s3, "delete_object", Bucket=self._bucket, Key=self._key(path))
         try:
-            self._renewing(lambda: delete(IfMatch=etag, timeout=ANSWER_SECONDS))
+            return conditionally(
+                lambda: self._renewing(lambda: delete(IfMatch=etag, timeout=ANSWER_SECONDS)), lambda: self.delete(path)
+            )
         except FileNotFoundError:
             return False
-        except Exception as error:
-            if precondition_failed(error):
-                return False
-            if not conditional_writes_unknown(error):
-                raise
-            self.delete(path)
-        return True
 
 
 def _missing(path: str) -> NoReturn:

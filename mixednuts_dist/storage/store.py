@@ -80,9 +80,9 @@ class Store:
         except FileNotFoundError:  # there is no such bucket
             return False
 
-    def names(self, folder: str, stem: str = "") -> list[str]:
-        """Return the sorted names in a folder that begin with `stem`; an empty list if the folder does not exist."""
-        return sorted(self._listed(folder, stem))
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder; an empty list if the folder does not exist."""
+        return sorted(self._listed(folder, ""))
 
     def sizes(self, folder: str, stems: Iterable[str] = ("",)) -> dict[str, int]:
         """Return name -> size of the files in a folder whose names begin with one of the stems."""
