@@ -79,7 +79,7 @@ class PartTask(Task):
 
 
 def _order(dataset: Dataset, n_images: int, seed: int) -> Sequence[int]:
-    """The order in which the parts hold the images, computed once per process."""
+    """Return the order in which the parts hold the images, computed once per process."""
     key = labels_checksum(dataset), n_images, seed
     if key not in _orders:
         _orders.clear()
@@ -88,7 +88,7 @@ def _order(dataset: Dataset, n_images: int, seed: int) -> Sequence[int]:
 
 
 def _read(dataset: Dataset, indices: Sequence[int]) -> ImageRows:
-    """The images as the uint8 pixels that they were decoded from."""
+    """Return the images as the uint8 pixels that they were decoded from."""
     if not isinstance(dataset, ArrayImages | ImageFiles):
         raise DatasetError(f"{dataset.uri} is prepared already")
     images, labels = dataset.take(indices)
@@ -157,7 +157,7 @@ def _task(dataset: Dataset, destination: str, n_images: int, part_size: int, see
 
 
 def _spec(uri: DatasetSource, dataset: Dataset, task: PartTask) -> WorkerSpec:
-    """A worker with images and without classifiers."""
+    """Return the specification of a worker with images and without classifiers."""
     return WorkerSpec(
         store_uri=task.destination, data=uri, classifiers={},
         checksums={"labels": labels_checksum(dataset)}, threat=ThreatModel("Linf", 1 / 255), seed=0, ln_k=None,

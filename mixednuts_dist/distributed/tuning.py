@@ -106,7 +106,7 @@ class TunedScoring:
 
 
 def _joined(by_place: Mapping[tuple[float, float], Tensor], grid: Grid) -> Tensor:
-    """One array of a grid's scores, (betas, scales, powers, biases)."""
+    """Return a grid's scores as one array (betas, scales, powers, biases)."""
     rows = [torch.cat([by_place[power, bias] for bias in grid.biases], dim=-1) for power in grid.powers]
     return torch.cat(rows, dim=-2)
 
@@ -172,7 +172,7 @@ class _Patience(tune.Callback):
 
 @contextmanager
 def _experiment_folder(task: SearchTask) -> Iterator[str]:
-    """Where Tune keeps its state: in the run's folder, or in a temporary folder if the run is in a bucket.
+    """Yield the folder for Tune's state: in the run's folder, or temporary if the run is in a bucket.
 
     Tune would pickle a bucket's credentials next to its state.
     """

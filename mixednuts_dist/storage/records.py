@@ -68,7 +68,7 @@ class EvaluateRecords:
     survived: dict[str, Tensor]  # "warm-start", then each attack in order -> bool (N,): still correct after it
 
     def first(self, n: int) -> EvaluateRecords:
-        """The rows of the first n images."""
+        """Return the rows of the first n images."""
         survived = {attack: alive_N[:n] for attack, alive_N in self.survived.items()}
         rows = {name: values[:n] for name, values in vars(self).items() if name != "survived"}
         return EvaluateRecords(**rows, survived=survived)
