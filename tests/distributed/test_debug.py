@@ -49,7 +49,7 @@ def test_what_a_partition_raises_in_this_thread_surfaces_as_it_is(
     def poisoned(*_: Any) -> None:
         raise ArithmeticError("an image of NaN")
 
-    monkeypatch.setattr("mixednuts_dist.stages.attack.AttackTask.compute", poisoned)
+    monkeypatch.setattr("mixednuts_dist.stages.attack.Attack.compute", poisoned)
     with pytest.raises(ArithmeticError, match="an image of NaN") as raised:
         attack.run(tiny(), executor=DebugExecutor())
     assert raised.traceback[-1].name == "poisoned"
