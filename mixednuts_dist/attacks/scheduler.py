@@ -30,6 +30,7 @@ other images, or when the host looked.
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -56,6 +57,8 @@ _STEP_COST = 3  # cost of a step of a run that should end, in rows of a verifica
 _APART_COST = 4  # cost of a row of a verification if float32 passes have a separate, small batch shape
 
 _logger = logging.getLogger(__name__)
+
+partial_results = ContextVar("partial_results", default=True)  # whether a keyboard interrupt returns what is verified
 
 Planner = Callable[[Setting, Sequence[str]], Sequence[Run]]  # plans the attacks of these names
 Key = tuple[Stepper[Any], bool]  # runs with the same stepper and precision share a batch
@@ -109,7 +112,7 @@ class Scheduler:
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
 
     def run_one(self, group: Group) -> AttackResult:
-        """Return the result of one group; a keyboard interrupt returns what is verified by then.
+        """Return the result of one group; a keyboard interrupt returns what is verified by then, except in a worker.
 
         Raises:
             torch.OutOfMemoryError: if not even one image fits.
@@ -121,7 +124,7 @@ class Scheduler:
                     return result
                 self.step()
         except KeyboardInterrupt:
-            if not self._present:  # not even the clean images were verified
+            if not self._present or not partial_results.get():  # not even the clean images were verified
                 raise
             _logger.warning("interrupted: returning what is verified so far; `decided` marks the images that are done")
             for batch in self._batches.values():

@@ -30,7 +30,7 @@ from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.result import AttackResult
-from ..attacks.scheduler import Group, Scheduler
+from ..attacks.scheduler import Group, Scheduler, partial_results
 from ..attacks.stream import Stream
 from ..attacks.verification import Verifier
 from ..images.datasets import Dataset
@@ -160,11 +160,14 @@ class Workbench:
             self._streams, self._model, self._mixture, self._rows = {}, None, mixture, rows
         self._read = {each: images for each, images in self._read.items() if each in (partition, *prefetched)}
         self._prefetched = prefetched
+        token = partial_results.set(False)  # they would be stored as complete rows
         try:
             yield
         except BaseException:
             self._streams = {}
             raise
+        finally:
+            partial_results.reset(token)
 
     @property
     def n_forward_begun(self) -> int:

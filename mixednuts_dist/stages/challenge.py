@@ -60,8 +60,6 @@ class RoundTask(Task):
                     # The next choices have other thresholds, so the attack goes on to the smallest margin.
                     stop_when_broken=False,
                 )  # fmt: skip
-                if not bool(outcome.decided.all()):  # after Ctrl-C, with the executor `debug`
-                    raise KeyboardInterrupt
                 found[tried] = outcome.x_adv
                 broken[tried] = ~outcome.robust
                 n_forward, n_backward = n_forward + outcome.n_forward, n_backward + outcome.n_backward

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
+from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.scheduler import Scheduler
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.measurements import Measurements
 from mixednuts_dist.distributed.worker import AttackWorker
@@ -68,6 +70,19 @@ def test_measurements_are_made_once_and_sent_with_the_work(worker: AttackWorker,
     assert (summary.rows, summary.precision) == (24, "std bf16, rob fp32")
     x, _ = worker.dataset.read(0, 12)
     assert worker.bench.copies.of_network(worker.bench.std, x).precision == "bf16"
+
+
+def test_interrupted_attack_of_a_worker_is_not_a_result(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, Ctrl-C returns what is verified; a worker would store it as complete rows."""
+    (x, y), threat = worker.dataset.read(0, 4), worker.spec.threat
+    monkeypatch.setattr(Scheduler, "step", interrupt)
+    assert not autoattack(worker.bench.rob, x, y, threat=threat, attacks=["apgd-ce"]).decided.all()
+    with worker.bench.at(Partition(0, 0, 4), "attack/f0"), pytest.raises(KeyboardInterrupt):
+        autoattack(worker.bench.rob, x, y, threat=threat, attacks=["apgd-ce"])
+
+
+def interrupt(_: Scheduler) -> None:
+    raise KeyboardInterrupt
 
 
 def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_path: Path) -> None:
