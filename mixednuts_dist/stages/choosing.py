@@ -22,7 +22,6 @@ from ..selection.inputs import CachedLogits
 from ..selection.prediction import compare_candidates, with_predictions
 from ..selection.selection import score_candidates, search_grid, surrogate_alpha
 from ..storage.records import SearchResult, candidates_table
-from ..storage.tables import read_columns
 from .runs import Run, searched_images
 from .search_result import SELECTED, search_content_hash
 from .stage import stage_of
@@ -35,9 +34,9 @@ class Choosing:
     """Searches the configured grids, widens them, and chooses a candidate for every beta, as often as it is called."""
 
     def __init__(self, opened: Run, executor: Executor) -> None:
-        self.opened, self._executor, self._search = opened, executor, opened.config.search
-        sample, given = searched_images(opened), (opened.rows, "attack", opened.partitions, opened.attack_content_hash)
-        stored = read_columns(*given, ["label", "std_clean", "rob_clean", "rob_attacked"], sample_ids=sample)
+        self.opened, self.executor, self._search = opened, executor, opened.config.search
+        sample, names = searched_images(opened), ("label", "std_clean", "rob_clean", "rob_attacked")
+        stored = opened.columns("attack", opened.attack_content_hash, names, sample)
         labels_N, std_NK, rob_NK, attacked_NK = stored.values()
         # the attack stage's rows, to which refinement rounds add points
         self.rows = CachedLogits(rob_NK, attacked_NK, labels_N, std_NK.argmax(dim=1))
@@ -67,7 +66,7 @@ class Choosing:
         search, n_more = self._search, len(rows.points or ())
         criteria = {pair: self._criterion(rows, pair) for pair in search.pairs()}
         n_candidates = len(criteria) * math.prod(self._grid.shape[1:])
-        self._executor.report(
+        self.executor.report(
             f"searching {n_candidates:,} candidates (s, p, c) on the stored logits of {len(rows.labels_B):,} images"
             + (f", {n_more:,} more points of rounds" if n_more else "")
         )
@@ -111,7 +110,7 @@ class Choosing:
 
         on_tune = None
         if self._search.tune and not by_rounds and self.rows.certificates is None:
-            on_tune = self._executor.scoring(self.rows, self._task, self.opened.config.compute)
+            on_tune = self.executor.scoring(self.rows, self._task, self.opened.config.compute)
         if on_tune is None:
             return here
         # a wider grid is scored here, because a second Tune job takes longer to start

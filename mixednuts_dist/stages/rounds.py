@@ -17,13 +17,11 @@ from torch import Tensor
 from ..attacks.budget import AttackBudget
 from ..config.attack_config import EvaluateConfig
 from ..config.run_config import RunConfig, digest
-from ..distributed.executor import Executor
 from ..mixing.mixture import mixed_classes
 from ..selection.choice import Choice
 from ..selection.inputs import AttackedPoints
 from ..selection.prediction import hardest_log_gaps
 from ..storage.records import SearchResult, SearchRound
-from ..storage.tables import read_columns
 from .challenge import RoundTask
 from .choosing import Choosing, wanted_images
 from .partitioned import run_partitions
@@ -44,9 +42,9 @@ ROUND_ITERATIONS = 50  # maximum number of iterations of an attack
 class Rounds:
     """The refinement rounds of one search."""
 
-    def __init__(self, choosing: Choosing, executor: Executor, progress: RunProgress) -> None:
+    def __init__(self, choosing: Choosing, progress: RunProgress) -> None:
         self._choose, self._opened = choosing, choosing.opened
-        self._executor, self._progress = executor, progress
+        self._executor, self._progress = choosing.executor, progress
         self._sources = [StoredPoints("attack", self._opened.attack_content_hash)]
         attack = "attack", self._opened.attack_content_hash
         rob_broken_N, std_attacked_NK = self._read(*attack, ["rob_broken", "std_at_rob_attacked"])
@@ -59,9 +57,7 @@ class Rounds:
 
     def _read(self, stage: str, content_hash: str, columns: Sequence[str]) -> list[Tensor]:
         """Return columns of the images that the search reads."""
-        opened = self._opened
-        given = opened.rows, stage, opened.partitions, content_hash, columns
-        return [*read_columns(*given, sample_ids=searched_images(opened)).values()]
+        return [*self._opened.columns(stage, content_hash, columns, searched_images(self._opened)).values()]
 
     def run(self) -> SearchResult:
         """Attack and search again until every measured beta is reached, or `search.rounds` are done.

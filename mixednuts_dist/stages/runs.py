@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..storage.partitions import Partition, Sample, partition_size_of, split_ima
 from ..storage.records import PartitionSummary
 from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
 from ..storage.store import Store
+from ..storage.tables import read_columns
 from .run_inputs import GIVEN_POINTS, Inputs, inspect_inputs
 
 if TYPE_CHECKING:  # `status` works without PyTorch
@@ -55,6 +56,12 @@ class Run:
     def n_images(self) -> int:
         """The number of images in the partitions that count."""
         return sum(map(len, self.partitions))
+
+    def columns(
+        self, stage: str, content_hash: str, names: Sequence[str], sample_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return columns of a stage's rows, of the images that count; arguments and errors as in `read_columns`."""
+        return read_columns(self.rows, stage, self.partitions, content_hash, names, sample_ids=sample_ids)
 
     @functools.cached_property
     def searched(self) -> Run:

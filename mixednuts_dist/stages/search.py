@@ -14,7 +14,6 @@ from ..errors import ContentHashMismatch, DamagedFile
 from ..selection.grid import kept_images
 from ..storage.damage import set_aside_if_damaged
 from ..storage.records import SearchResult
-from ..storage.tables import read_columns
 from .choosing import CANDIDATES, Choosing, attacks_its_choice
 from .driver_notes import stage_clock
 from .progress import RunProgress
@@ -90,7 +89,7 @@ def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> Se
     with executing(executor, opened.config.compute) as used:
         choosing = Choosing(opened, used)
         if attacks_its_choice(opened.config.search):
-            result = Rounds(choosing, used, progress).run()
+            result = Rounds(choosing, progress).run()
         else:
             result = choosing(choosing.rows)
     choosing.store(result, opened.store.create)
@@ -113,7 +112,7 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)
-        learnt = Rounds(choosing, used, progress).learn(result)
+        learnt = Rounds(choosing, progress).learn(result)
     if learnt is None:
         return False
     choosing.store(learnt, opened.store.write)
@@ -128,8 +127,7 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
     """
 
     def column(stage: str, content_hash: str, name: str) -> Tensor:
-        rows = read_columns(opened.rows, stage, opened.partitions, content_hash, [name])
-        return rows[name][: opened.config.search.first]
+        return opened.columns(stage, content_hash, [name])[name][: opened.config.search.first]
 
     robust_N = column("evaluate", evaluate_content_hash(opened, result), "robust")
     rob_robust_N = ~column("attack", opened.attack_content_hash, "rob_broken")

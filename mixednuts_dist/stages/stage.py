@@ -31,7 +31,6 @@ from ..distributed.tasks import Columns, Counts, Task
 from ..errors import InvalidInputError
 from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary, SearchResult
-from ..storage.tables import read_columns
 from .progress import RunProgress
 from .runs import Run, finished_partitions, open_run, require_complete
 from .search_result import deployed_settings, read_search_result
@@ -134,7 +133,7 @@ class Stage:
         """
         content_hash = self.content_hash(opened)
         require_complete(opened, self.name, content_hash)
-        return read_columns(opened.rows, self.name, opened.partitions, content_hash, columns)
+        return opened.columns(self.name, content_hash, columns)
 
     def searched(self, opened: Run) -> SearchResult | None:
         """Return the search result that the stage works on, if any; errors as in `read_search_result`."""

@@ -15,7 +15,6 @@ from mixednuts_dist.stages.choosing import wanted_images
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search_result import evaluate_content_hash
 from mixednuts_dist.storage.records import PartitionSummary, SearchResult
-from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.runs import Watcher, tiny_content
 
 N_IMAGES = 32
@@ -97,12 +96,10 @@ def test_evaluation_starts_from_the_points_of_the_rounds(
 ) -> None:
     config, result = searched
     opened = evaluate.run(config, executor=local_executor)
-    given = opened.rows, "evaluate", opened.partitions, evaluate_content_hash(opened, result)
-    robust_N, cached_N = read_columns(*given, ["robust", "survived_warm-start"]).values()
-    broken_N = read_columns(
-        opened.rows, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].content_hash,
-        ["broken_0"],
-    )["broken_0"]  # fmt: skip
+    evaluated = evaluate_content_hash(opened, result)
+    robust_N, cached_N = opened.columns("evaluate", evaluated, ["robust", "survived_warm-start"]).values()
+    last = f"search/round-{len(result.rounds)}", result.rounds[-1].content_hash
+    (broken_N,) = opened.columns(*last, ["broken_0"]).values()
     assert not (robust_N & broken_N).any()
     assert not (cached_N & broken_N).any()  # what a round has found is tried before anything else
 

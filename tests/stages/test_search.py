@@ -12,7 +12,7 @@ from mixednuts_dist.mixing.mixture import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run, searched_images
 from mixednuts_dist.storage.records import SearchResult
-from mixednuts_dist.storage.tables import read_attack_records, read_columns
+from mixednuts_dist.storage.tables import read_attack_records
 from tests.helpers.runs import tiny_content
 
 Configured = Callable[..., RunConfig]
@@ -116,8 +116,7 @@ def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configur
     right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), chosen.mixture())
     assert int(right.sum()) == chosen.clean_correct
     assert {done.of for done in result.rounds} == {int((~rows.rob_broken_N).sum())}
-    given = opened.rows, "search/round-1", opened.partitions, result.rounds[0].content_hash, ["tried_0"]
-    tried_N = read_columns(*given)["tried_0"]
+    tried_N = opened.columns("search/round-1", result.rounds[0].content_hash, ["tried_0"])["tried_0"]
     assert 0 < int(tried_N.sum()) == int(tried_N[sample].sum())
 
 

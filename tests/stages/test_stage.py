@@ -27,7 +27,6 @@ from mixednuts_dist.stages import estimate
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of, stages_of
 from mixednuts_dist.storage.index import verify
-from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.runs import Watcher, tiny_content
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
@@ -75,7 +74,7 @@ def test_user_stage_runs_on_the_pool_and_is_reported(
     stage.run(config, executor=ray_executor)  # on the pool's actors
 
     (row,) = results.stages
-    rows = read_columns(opened.rows, "flip", opened.partitions, stage.content_hash(opened), ["mirrored_class"])
+    rows = stage.rows(opened, ["mirrored_class"])
     x, y = open_dataset("digits").read(0, 24)
     mixed = read_run(opened.store.uri, trust_code=True).classifier()
     assert torch.equal(rows["mirrored_class"], mixed(x.flip(-1)).argmax(dim=1))
@@ -141,8 +140,7 @@ def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path
     opened, rows = open_run(config), []
     for stage in stages_of(config)[1:]:
         stage.complete(opened, local_executor, Watcher())
-        content_hash = stage.content_hash(opened)
-        rows.append(read_columns(opened.rows, stage.name, opened.partitions, content_hash, ["mirrored_class"]))
+        rows.append(stage.rows(opened, ["mirrored_class"]))
     assert torch.equal(*(row["mirrored_class"] for row in rows))
 
 
