@@ -93,7 +93,7 @@ def differentiable(model: nn.Module) -> nn.Module:
 
 
 def _theirs(attacked: Subject, budget: AttackBudget) -> Tensor:
-    """Which images pyautoattack leaves robust in full float32, (B,) bool."""
+    """Return the images on which pyautoattack leaves the classifier robust in full float32, (B,) bool."""
     x, y, network = attacked.x, attacked.y, attacked.network
     x_adv, _, _ = pyautoattack_images(
         differentiable(network), x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0,

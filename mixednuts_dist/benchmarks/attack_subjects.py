@@ -31,7 +31,7 @@ class Subject:
 
 
 def subject(model: str, data: str | None, n_images: int, device: torch.device, eps: float | None = None) -> Subject:
-    """A classifier, named in `MODELS` or by a URI with its `eps`, and the first `n_images` that it gets right.
+    """Return a classifier, named in `MODELS` or by a URI with its `eps`, and its first `n_images` correct images.
 
     `data` is a dataset URI. Without one it is CIFAR-10 if torchvision has it, and otherwise synthetic images with the
     classifier's own labels; so it is for a classifier with random weights, which knows no others.
@@ -58,7 +58,7 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device, e
 
 
 def resnet18() -> nn.Module:
-    """The CIFAR-10 classifier that pyautoattack ships: 94.2% clean, not robust."""
+    """Return the CIFAR-10 classifier that pyautoattack ships: 94.2% clean, not robust."""
     module = import_quietly("pyautoattack.examples.resnet")
     network: nn.Module = module.ResNet18()
     weights = Path(str(module.__file__)).with_name("model_test.pt")
@@ -67,7 +67,7 @@ def resnet18() -> nn.Module:
 
 
 def wide_resnet(depth: int, width: int) -> nn.Module:
-    """A WideResNet as on RobustBench, with seeded random weights."""
+    """Return a WideResNet as on RobustBench, with seeded random weights."""
     module = import_robustbench("robustbench.model_zoo.architectures.dm_wide_resnet")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

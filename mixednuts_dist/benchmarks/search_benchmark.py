@@ -49,7 +49,7 @@ class Case:
         return cls(logits_BK[:N_ATTACKED], logits_BK[N_ATTACKED:], published_grid(dataset))
 
     def search(self) -> Selection:
-        """The whole grid, all betas."""
+        """Search the whole grid for all betas."""
         grid = self.grid
         return select_parameters(
             self.attacked_BK, self.wrong_BK, scales=grid.scales, powers=grid.powers, biases=grid.biases, betas=BETAS

@@ -103,7 +103,7 @@ def write_examples(formatter: click.HelpFormatter, about: list[str], commands: t
 
 
 def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """`click.command` with examples."""
+    """Return `click.command` with examples."""
     return click.command(name, cls=Command, examples=examples)
 
 
@@ -288,7 +288,7 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
 
 
 def is_run(source: str, *, or_storage: bool = False) -> bool | None:
-    """Whether this is RUN, a folder or URI, rather than CONFIG, a file; None for a folder or URI that holds runs.
+    """Return whether `source` is RUN (a folder or URI) and not CONFIG (a file); None for a storage of runs.
 
     Args:
         or_storage: whether a storage is an answer too.
@@ -377,7 +377,7 @@ def reported(interrupted: str = INTERRUPTED) -> Iterator[Console]:
 
 @contextmanager
 def _interruptible(received: list[int]) -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt; the next one ends the process.
+    """Let the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt, and the next one end the process.
 
     Signals within two seconds of the first count as one.
     """
@@ -436,7 +436,7 @@ def _log_option(name: str) -> Any:
 
 
 def log_is_json() -> bool:
-    """Whether the command was called with `--log-format json`."""
+    """Return whether the command was called with `--log-format json`."""
     return bool(_log_option("log_format") == "json")
 
 

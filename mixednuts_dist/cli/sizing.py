@@ -39,7 +39,7 @@ def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
 
 
 def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | None]]":
-    """(C, H, W) of the images, and the sizes of what there is of `std`, `rob` and `mixed`, on one image.
+    """Return the image shape (C, H, W) and the sizes of `std`, `rob` and `mixed`, or of `rob` alone, for one image.
 
     The size of a black box is None, since it is not known.
 

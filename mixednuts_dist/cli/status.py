@@ -225,7 +225,7 @@ class RunStatus:
     notes: tuple[str, ...]  # caveats about the evaluation's settings
 
     def to_json(self) -> dict[str, Any]:
-        """Keys: run_id, uri, started, searched, reported, failed, notes, stages (stage, partitions, images, ...)."""
+        """Return the fields as plain values; each stage is one object."""
         return {**vars(self), "stages": [stage.to_json() for stage in self.stages]}
 
 
@@ -326,7 +326,7 @@ def _cells(stage: StageStatus) -> list[Cell]:
 
 
 def _pace_text(stage: StageStatus) -> str:
-    """Whether anything happens, how fast, how long it will take and what it costs."""
+    """Describe the age of the last result, the speed, the time left and the cost."""
     pace, parts = stage.pace, []
     if pace.images_left and pace.last_finished_seconds_ago is not None:
         parts.append(f"last images finished {seconds_text(pace.last_finished_seconds_ago)} ago")
@@ -342,7 +342,7 @@ def _pace_text(stage: StageStatus) -> str:
 
 
 def pace_of(summaries: Sequence[PartitionSummary], n_images: int, now: float) -> Pace:
-    """The pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
+    """Return the pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
     n_done = sum(summary.n_images for summary in summaries)
     gpu, core = device_hours(summaries)
     each_left = (n_images - n_done) / n_done if n_done else 0.0

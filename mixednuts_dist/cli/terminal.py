@@ -91,7 +91,7 @@ class TerminalProgress(RunProgress):
         self._line_after(0.0 if self._n_done == self._n_images else LINE_EVERY_SECONDS)
 
     def workers_seen(self, ready: int, asked: int) -> None:
-        """Also shows that the run is alive while all workers compute long partitions or wait for a machine."""
+        """Show the workers, so that the log has lines while they compute long partitions or wait for a machine."""
         if self._task is None:
             return
         workers = f"worker{'s' if max(ready, asked) > 1 else ''}"

@@ -73,7 +73,7 @@ def _code(run: DeployedRun, role: str) -> str | None:
 
 
 def has_code(folder: Path) -> bool:
-    """Whether an exported folder contains Python files, which loading needs."""
+    """Return whether an exported folder contains Python files, which loading needs."""
     return any(folder.glob("*.py"))
 
 
@@ -130,7 +130,7 @@ def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
 
 
 def measured_results(run: DeployedRun) -> dict[str, Any] | None:
-    """The run's `report/results.json`, if this beta is the one that was attacked and the report has been made."""
+    """Return the run's `report/results.json`; None if this beta was not attacked or there is no report."""
     store = run.stored.store
     if not run.is_deployed or not store.exists(_RESULTS):
         return None
@@ -143,7 +143,7 @@ def measured_results(run: DeployedRun) -> dict[str, Any] | None:
 
 
 def _card_data(run: DeployedRun, results: dict[str, Any] | None) -> ModelCardData:
-    """The front matter, with what was measured."""
+    """Return the front matter with the measured accuracies."""
     config, found = run.stored.config, []
     dataset, threat = config.data.uri.written, config.threat.threat_model()
     if results is not None:

@@ -55,7 +55,7 @@ class DeployedRun:
 
     @property
     def is_deployed(self) -> bool:
-        """Whether this is the beta that the run attacked."""
+        """Return whether this is the beta that the run attacked."""
         return self.chosen.beta == self.searched.deployed_beta
 
     def written(self, role: str) -> str:

@@ -42,7 +42,7 @@ class Comparison:
     pairs: tuple[Pair, ...]
 
     def table(self) -> Table:
-        """A row for each pair and question; the runs are A, B and so on. "first" are images that only the first has."""
+        """Return a row for each pair and question; the runs are A, B and so on."""
         letters = {run.config.run_id(): letter for letter, run in self._lettered()}
         rows: list[list[Cell]] = []
         for pair in self.pairs:
@@ -61,7 +61,7 @@ class Comparison:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """`runs`, and a list `pairs` with counts, interval, `p` and `p_holm`."""
+        """Return `runs` and a list `pairs` with counts, interval, `p` and `p_holm`."""
         names, pairs = [run.config.run_id() for run in self.runs], [asdict(pair) for pair in self.pairs]
         return {"format": "mixednuts-comparison/1", "runs": names, "pairs": pairs}
 

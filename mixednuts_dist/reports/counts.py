@@ -57,12 +57,12 @@ class Count:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def percent(self) -> float:
-        """The share in percent; 0 of no images."""
+        """Return the share in percent; 0 of no images."""
         return 100 * self.correct / self.total if self.total else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95% interval in percent; from 0 to 100 of no images."""
+        """Return the 95% interval in percent; from 0 to 100 of no images."""
         if self.resampled is not None:
             return self.resampled
         low, high = wilson_interval(self.correct, self.total) if self.total else (0.0, 1.0)
@@ -82,11 +82,11 @@ class Count:
 
     @property
     def decimals(self) -> int:
-        """One, and two from 1000 images on, where the first no longer holds all that was measured."""
+        """Return 1, or 2 from 1000 images on, where one decimal no longer tells neighboring counts apart."""
         return 1 if self.total < 1000 else 2
 
     def to_json(self) -> dict[str, int | float]:
-        """`correct`, `total`, `percent`, `low`, `high` (the last three in percent)."""
+        """Return `correct`, `total`, `percent`, `low` and `high` (the last three in percent)."""
         return {name: getattr(self, name) for name in COUNTED}
 
 
@@ -146,12 +146,12 @@ def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -
 
 
 def percent_text(shown: Count) -> str:
-    """`77.3`, with the decimals of the count."""
+    """Write the percentage as in `77.3`, with the decimals of the count."""
     return f"{shown.percent:.{shown.decimals}f}"
 
 
 def interval_text(shown: Count) -> str:
-    """`[74.6, 79.8]`, in percent, with the decimals of the count."""
+    """Write the interval as in `[74.6, 79.8]`, in percent, with the decimals of the count."""
     low, high = shown.interval
     return f"[{low:.{shown.decimals}f}, {high:.{shown.decimals}f}]"
 
@@ -162,18 +162,18 @@ def share_text(shown: Count) -> str:
 
 
 def minus(number: str) -> str:
-    """The number with a true minus sign, and without a sign where it is zero as it is written."""
+    """Write a number with a true minus sign, and without a sign if it rounds to zero."""
     plain = number.removeprefix("+").removeprefix("-")
     return plain if not plain.strip("0.") else number.replace("-", "−")
 
 
 def points_text(points: float) -> str:
-    """`+1.25 points`, `−0.50 points`, `0.00 points`."""
+    """Write a difference as in `+1.25 points`, `−0.50 points` or `0.00 points`."""
     return f"{minus(f'{points:+.2f}')} points"
 
 
 def images_text(n: int) -> str:
-    """`1 image`, `no images`, `12 images`."""
+    """Write a number of images as in `1 image`, `no images` or `12 images`."""
     return "1 image" if n == 1 else f"{n or 'no'} images"
 
 
@@ -182,7 +182,7 @@ class Seconds(float):
 
 
 def seconds_text(seconds: float) -> str:
-    """`0.25 s`, `41.3 s`, `12 min 05 s`, `3 h 20 min`."""
+    """Write a time as in `0.25 s`, `41.3 s`, `12 min 05 s` or `3 h 20 min`."""
     if seconds < 0.95:
         return f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
     if seconds < 100:
@@ -194,7 +194,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def held_text(hours: float, device: str) -> str:
-    """`1.5 GPU-hours`, `3.2 core-minutes`, `1 core-second`: the largest unit of which there is at least one."""
+    """Write a cost as in `1.5 GPU-hours` or `3.2 core-minutes`, in the largest unit that gives at least 1."""
     units = (("hour", 1), ("minute", 60), ("second", 3600))
     unit, size = next((unit for unit in units if hours * unit[1] >= 1), units[-1])
     number = f"{hours * size:,.0f}" if hours * size >= 9.95 else f"{hours * size:.2g}"
@@ -202,7 +202,7 @@ def held_text(hours: float, device: str) -> str:
 
 
 def weight_text(alpha: float, one_minus_alpha: float) -> str:
-    """`0.9987`, with so many decimals that alpha differs from 1, up to 12."""
+    """Write alpha as in `0.9987`, with up to 12 decimals so that it differs from 1."""
     decimals = 4
     while decimals < 12 and one_minus_alpha > 0 and one_minus_alpha < 10 ** (2 - decimals):
         decimals += 1

@@ -173,7 +173,7 @@ def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None
 
 
 def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """The paper's margin gap: the difference of the same two medians."""
+    """Return the paper's margin gap, the difference of the same two medians."""
     attacked_right, clean_wrong = _two_medians(groups, classifier)
     return None if attacked_right is None or clean_wrong is None else attacked_right - clean_wrong
 

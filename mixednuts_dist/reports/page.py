@@ -77,7 +77,7 @@ def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = (
 
 
 def picture_groups(results: RunResults) -> list[dict[str, Any]]:
-    """The worst images by reason: a title, what to see, and the cards."""
+    """Return the worst images by reason, each group with a title, a hint and its cards."""
     groups: list[dict[str, Any]] = []
     for reason, (title, hint) in _REASONS.items():
         cards = [

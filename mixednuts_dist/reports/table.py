@@ -76,7 +76,7 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def only(self, columns: Sequence[str]) -> "Table":
-        """The same with these columns alone."""
+        """Return the table with these columns alone."""
         places = [list(self.columns).index(name) for name in columns]
         return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed)
 
@@ -101,7 +101,7 @@ class Table:
         return shown
 
     def as_csv(self) -> str:
-        """Unrounded; a count takes the columns NAME_correct, _total, _percent, _low and _high."""
+        """Write unrounded numbers; a count takes the columns NAME_correct, _total, _percent, _low and _high."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         counted = [any(isinstance(row[i], Count) for row in self.rows) for i in range(len(self.columns))]
@@ -131,7 +131,7 @@ class Table:
         )  # fmt: skip
 
     def as_markdown(self) -> str:
-        """A pipe table."""
+        """Write a pipe table."""
 
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -140,11 +140,11 @@ class Table:
         return "\n".join([*head, *(line([cell_text(cell) for cell in row]) for row in self.rows)])
 
     def as_html(self, caption: str = "", css: str = "stack") -> Markup:
-        """A `<table>` of the page; every text in it is escaped."""
+        """Write a `<table>` of the page, in which every text is escaped."""
         return rendered("reports", "table.html", table=self, caption=caption, css=css, kinds=self._kinds(), **_CELLS)
 
     def to_json(self) -> list[list[Any]]:
-        """The rows as plain values."""
+        """Return the rows as plain values."""
         return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
 
     def _kinds(self) -> list[str]:
@@ -157,7 +157,7 @@ class Table:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell for people: a count as in `773/1000 77.30 % [74.60, 79.80]`, four digits of a number, a dash for None."""
+    """Write a cell for people: a count as in `773/1000 77.30% [74.60, 79.80]`, four digits of a number, None as a dash."""
     if cell is None:
         return "–"
     if isinstance(cell, Count):
@@ -170,7 +170,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def latex_text(text: str) -> str:
-    """The text with LaTeX's own characters made harmless."""
+    """Escape the special characters of LaTeX."""
     return "".join(_ESCAPES.get(character, character) for character in text)
 
 
@@ -192,7 +192,7 @@ def _latex_heading(name: str) -> str:
 
 
 def _with_count(cell: Count, intervals: bool) -> str:
-    """`566/609 92.9 [90.6, 94.7]`, as wide for every count of a column where the images are as many."""
+    """Write a count as in `566/609 92.9 [90.6, 94.7]`, with equal widths for counts of equally many images."""
     if not cell.total:
         return "–"
     width = len(str(cell.total))

@@ -125,7 +125,7 @@ def _report(results: RunResults, width: int) -> Group:
 
 
 def parameter_lines(results: RunResults) -> str:
-    """beta and what the search chose for it, in a few lines."""
+    """Write beta and the parameters that the search chose for it, in three lines."""
     chosen, search = results.parameters, results.search
     return (
         f"beta = {chosen.beta:g}: s = {chosen.scale:.5g}, p = {chosen.power:.5g}, c = {chosen.bias:.5g}, "

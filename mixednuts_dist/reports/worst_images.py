@@ -91,7 +91,7 @@ class WorstTally:
             self._found[reason] = sorted(self._found[reason], key=lambda found: found[0])[:N_EACH]
 
     def chosen(self) -> tuple[WorstImage, ...]:
-        """The lost ones, then the narrow ones."""
+        """Return the lost images, then the narrow ones."""
         return tuple(image for found in self._found.values() for _, image in found)
 
 
@@ -120,7 +120,7 @@ def _margins(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def png(image_CHW: Tensor) -> bytes:
-    """The image as PNG; larger ones are reduced to `LARGEST_SIDE` pixels, smaller ones keep theirs."""
+    """Encode an image as PNG, reduced to `LARGEST_SIDE` pixels if it is larger."""
     return _encoded(image_CHW, Image.Resampling.BOX)
 
 

@@ -246,7 +246,7 @@ class Bench:
         return f" on the first {self.n_images} of {n_all} images" if self.n_images < n_all else ""
 
     def _part(self, opened: Run) -> Run:
-        """The run cut to the first images, in whole partitions; its rows stay valid rows of the whole.
+        """Return the run cut to the first images, in whole partitions, whose rows stay valid for the whole run.
 
         With `full` to as many as the search would hold, which is all of them but in a very large run.
         """

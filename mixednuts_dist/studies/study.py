@@ -178,7 +178,7 @@ class PaperTable:
 
     @property
     def words(self) -> str:
-        """Data, threat and base classifiers."""
+        """Return the data, the threat and the base classifiers."""
         return str(self.set_up["words"])
 
     def is_of(self, config: RunConfig) -> bool:
