@@ -235,6 +235,16 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
         raise BaseClassifierError(f"{role}={uri!r} does not take images of shape {image_shape}: {error}") from error
 
 
+def measure_uris(std: str | None, rob: str, image_shape: tuple[int, ...]) -> dict[str, ModelSize | None]:
+    """Return the sizes of `std`, `rob` and `mixed`, or of `rob` alone; errors and None as in `measure_uri`."""
+    sizes = {role: measure_uri(uri, role, image_shape) for role, uri in (("std", std), ("rob", rob)) if uri}
+    known = [size for size in sizes.values() if size]
+    if std:  # the transformation and the mixing add four numbers
+        both = ModelSize(sum(size.parameters for size in known), sum(size.flops for size in known))
+        sizes["mixed"] = both if len(known) == 2 else None
+    return sizes
+
+
 @torch.no_grad()
 def measure(model: nn.Module, image_shape: tuple[int, ...]) -> ModelSize:
     """Count the parameters of a module and the operations on one image. This moves the module to the meta device."""

@@ -47,19 +47,12 @@ def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | 
         BaseClassifierError: if a classifier cannot be built.
         DatasetError: if the image size is not known.
     """
-    from ..classifiers.base_classifiers import ModelSize, measure_uri
+    from ..classifiers.base_classifiers import measure_uris
     from ..images.datasets import open_dataset
 
     known = config.data.uri.image_shape
     shape = tuple(open_dataset(config.data.uri).read(0, 1)[0].shape[1:]) if known is None else known
-    rob = measure_uri(config.rob, "rob", shape)
-    if config.std is None:
-        return shape, {"rob": rob}
-    std = measure_uri(config.std, "std", shape)
-    mixed = None  # the transformation and the mixing add four numbers and nothing that counts
-    if std is not None and rob is not None:
-        mixed = ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)
-    return shape, {"std": std, "rob": rob, "mixed": mixed}
+    return shape, measure_uris(config.std, config.rob, shape)
 
 
 def _print_sizes(config: RunConfig, as_json: bool) -> None:

@@ -157,7 +157,7 @@ class Table:
 
 
 def cell_text(cell: Cell) -> str:
-    """Write a cell for people: a count as `773/1000 77.30% [74.60, 79.80]`, four digits of a number, a dash for None."""
+    """Write a cell for people: a count as `773/1000 77.30% [74.60, 79.80]`, a number with four digits, a dash."""
     if cell is None:
         return "–"
     if isinstance(cell, Count):

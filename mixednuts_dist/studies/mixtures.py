@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from ..classifiers.base_classifiers import ModelSize, measure_uri
+from ..classifiers.base_classifiers import measure_uris
 from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
@@ -80,13 +80,10 @@ def error_rates(bench: Bench) -> Outcome:
 @STUDIES("efficiency", section="C.2, tab:efficiency, fig:compare", order=11)
 def efficiency(bench: Bench) -> Outcome:
     """Compare accuracy, parameters, and FLOPs with those of the paper's other models."""
-    shape = bench.run.inputs.image_shape
-    std, rob = (
-        measure_uri(uri, role, shape) for uri, role in ((bench.config.required_std, "std"), (bench.config.rob, "rob"))
-    )
-    if std is None or rob is None:
+    measured = measure_uris(bench.config.std, bench.config.rob, bench.run.inputs.image_shape)
+    sizes = {name: size for name, size in measured.items() if size is not None}
+    if len(sizes) < len(measured):
         raise InvalidInputError("a base classifier is a black box, so its parameters and operations cannot be counted")
-    sizes = {"std": std, "rob": rob, "mixed": ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)}
     table = Table.of(
         {
             "classifier": row.classifier,
@@ -97,7 +94,7 @@ def efficiency(bench: Bench) -> Outcome:
         }
         for row in bench.results.accuracy
     )
-    more = 100 * (sizes["mixed"].flops / rob.flops - 1)
+    more = 100 * (sizes["mixed"].flops / sizes["rob"].flops - 1)
     findings = (
         f"One image costs mixed {sizes['mixed'].flops / 1e6:.4g} MFLOPs, {more:.2f}% more than rob alone. Mixing adds "
         "no parameters but s, p, c and alpha.",
