@@ -159,7 +159,7 @@ def test_sigterm_while_ray_starts_ends_a_command_with_one_line() -> None:
     assert (done.returncode, done.stderr) == (143, INTERRUPTED + "\n")
 
 
-def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line() -> None:
+def test_a_name_too_long_for_a_file_ends_in_one_line() -> None:
     for command in ("run", "status", "report"):
         shown = CliRunner().invoke(main, [command, "a" * 300])
         assert shown.exit_code == 1

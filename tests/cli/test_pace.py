@@ -33,16 +33,13 @@ def test_shares_of_an_accelerator_count_as_what_they_are() -> None:
     assert (pace.gpu_hours_left, pace.core_hours_left) == (0.5, 4.0)
 
 
-def test_a_run_that_nobody_works_on_has_an_age_and_no_speed() -> None:
+def test_a_run_without_workers_has_an_age_and_no_speed() -> None:
     pace = pace_of([summary(0, 10, 1000.0, 5.0)], 20, 1000.0 + 2 * WINDOW_SECONDS)
     assert pace.images_per_second is None
     assert pace.seconds_left is None
     assert pace.last_finished_seconds_ago == 2 * WINDOW_SECONDS
     nothing = pace_of([], 20, 1000.0)
     assert (nothing.last_finished_seconds_ago, nothing.images_left) == (None, 20)
-    assert (
-        pace_of([summary(0, 10, 0.0, 5.0)], 20, 1000.0).last_finished_seconds_ago is None
-    )  # written by an older release
 
 
 def test_pace_ignores_clocks_that_are_ahead() -> None:
