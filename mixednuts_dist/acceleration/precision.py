@@ -74,8 +74,8 @@ class FastCopies:
                 f"precision={precision!r} is not known; valid precisions: {', '.join(get_args(PrecisionChoice))}"
             )
         self.precision, self.compile = precision, compile
-        self._networks: dict[int, tuple[nn.Module, FastCopy]] = {}  # by id, with the network so that its id stays taken
-        self._decided: weakref.WeakKeyDictionary[nn.Module, Precision] = weakref.WeakKeyDictionary()
+        self._copies: dict[nn.Module, FastCopy] = {}  # by network
+        self._decided: dict[nn.Module, Precision] = {}
 
     def decide(self, network: nn.Module, precision: Precision) -> None:
         """Use this precision for the network instead of measuring: a run decides once for all its workers."""
@@ -110,9 +110,9 @@ class FastCopies:
 
     def of_network(self, network: nn.Module, x_BCHW: Tensor, rows: int = ON_CPU) -> FastCopy:
         """Return the copy of one network."""
-        if id(network) not in self._networks:
-            self._networks[id(network)] = network, self._copied(network, x_BCHW.detach(), rows)
-        return self._networks[id(network)][1]
+        if network not in self._copies:
+            self._copies[network] = self._copied(network, x_BCHW.detach(), rows)
+        return self._copies[network]
 
     def _copied(self, network: nn.Module, x: Tensor, rows: int) -> FastCopy:
         if not is_heavy(network):
@@ -166,20 +166,19 @@ def _fastest(network: nn.Module, x: Tensor, rows: int) -> FastCopy:
         return _made(network, x, known[key])
     copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
 
-    def seconds(batch: Tensor) -> dict[Precision, float]:
+    def seconds(rows: int) -> dict[Precision, float]:
+        batch = repeated(x, rows)
         return {precision: _seconds(copied.fast, batch, precision) for precision, copied in copies.items()}
 
-    known[key] = "fp32"
-    if len(copies) > 1:
-        batch = repeated(x, rows)
-        try:
-            taken = seconds(batch)
-        except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
-            release_memory()
-            taken = seconds(batch[:1])
-        best = min(taken, key=lambda precision: taken[precision])
-        if MIN_SPEEDUP * taken[best] < taken["fp32"]:
-            known[key] = best
+    if len(copies) == 1:
+        return copies["fp32"]
+    try:
+        taken = seconds(rows)
+    except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
+        release_memory()
+        taken = seconds(1)
+    best = min(taken, key=lambda precision: taken[precision])
+    known[key] = best if MIN_SPEEDUP * taken[best] < taken["fp32"] else "fp32"
     return copies[known[key]]
 
 

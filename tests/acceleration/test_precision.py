@@ -152,43 +152,35 @@ def test_tf32_where_there_is_none_is_said_and_is_float32(victim, caplog) -> None
     assert torch.equal(found.x_adv, exact.x_adv)
 
 
-def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
-    class Fine(nn.Module):
-        """Logits that are the differences of large numbers."""
+class Fine(nn.Module):
+    """Logits that are the differences of large numbers."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small_net(10, SHAPE)
-            self.large = nn.Linear(10, 10, bias=False)
-            nn.init.eye_(self.large.weight)
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.large = small_net(10, SHAPE), nn.Linear(10, 10, bias=False)
+        nn.init.eye_(self.large.weight)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.large(self.net(x) + 1e4) - 1e4
-
-    network, x = Fine().eval(), images(8, SHAPE)
-    copies = FastCopies("bf16")
-    assert copies.of_network(network, x).precision == "fp32"
-    assert "Fine does not work in bfloat16" in caplog.text
+    def forward(self, x: Tensor) -> Tensor:
+        return self.large(self.net(x) + 1e4) - 1e4
 
 
-def test_network_with_bad_bfloat16_gradients_stays_in_float32(caplog) -> None:
-    """Its logits agree, and an attack along such gradients would go nowhere."""
+class Rough(nn.Module):
+    """A network and small fast waves on it: its logits agree, but an attack along such gradients would go nowhere."""
 
-    class Rough(nn.Module):
-        """A network and small fast waves on it."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.waves, self.heights = small_net(64, SHAPE), nn.Linear(64, 64), nn.Linear(64, 10)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.waves, self.heights = small_net(64, SHAPE), nn.Linear(64, 64), nn.Linear(64, 10)
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.net(x)
+        return features[:, :10] + 1e-3 * self.heights(torch.sin(1e5 * self.waves(features)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            features = self.net(x)
-            return features[:, :10] + 1e-3 * self.heights(torch.sin(1e5 * self.waves(features)))
 
+@pytest.mark.parametrize("kind", [Fine, Rough])
+def test_network_that_bfloat16_breaks_stays_in_float32(kind: type[nn.Module], caplog) -> None:
     torch.manual_seed(0)
-    network, x = Rough().eval(), images(8, SHAPE)
-    assert FastCopies("bf16").of_network(network, x).precision == "fp32"
-    assert "Rough does not work in bfloat16" in caplog.text
+    assert FastCopies("bf16").of_network(kind().eval(), images(8, SHAPE)).precision == "fp32"
+    assert f"{kind.__name__} does not work in bfloat16" in caplog.text
 
 
 @pytest.mark.parametrize("branching", [False, True])
