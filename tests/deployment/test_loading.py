@@ -15,7 +15,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns
-from tests.helpers.runs import rows_in
+from tests.helpers.runs import Finished, rows_in
 
 Edit = Callable[[Callable[[dict[str, Any]], object]], Path]
 
@@ -71,8 +71,8 @@ def test_a_folder_without_a_run_names_those_below_it(run_folder: Path) -> None:
         load_run(str(run_folder / "nothing"))
 
 
-def test_a_run_without_a_search_says_so(copied: Callable[[], Path]) -> None:
-    folder = copied()
+def test_a_run_without_a_search_says_so(copied_run: Finished) -> None:
+    folder = copied_run.folder
     (folder / "search/selected.json").unlink()
     with pytest.raises(MissingArtifact, match=r"has not been searched yet: .*Run: mixednuts search"):
         load_run(str(folder))
@@ -93,8 +93,8 @@ def test_other_weights_than_the_runs_are_refused(edited: Edit) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"scale": 5', '"scale": 4', 1)])
-def test_a_damaged_choice_is_refused_and_kept(copied: Callable[[], Path], damage: Callable[[str], str]) -> None:
-    folder = copied()
+def test_a_damaged_choice_is_refused_and_kept(copied_run: Finished, damage: Callable[[str], str]) -> None:
+    folder = copied_run.folder
     path = folder / "search/selected.json"
     damaged = damage(path.read_text())
     assert damaged != path.read_text()
