@@ -190,7 +190,7 @@ class Pool:
             slot.place = call.result()
             self._begin(slot, "ready")
         elif slot.method == "ready":
-            slot.device = call.result()
+            slot.device, self._next_look = call.result(), 0.0
             self._starts.succeeded(slot.node)
             logger.info("%s: a worker is ready", self.task.stage, extra={"node": slot.node, **self.settings.placement})
         elif partition is not None:

@@ -301,6 +301,15 @@ def test_a_worker_that_never_becomes_ready_is_replaced(tmp_path: Path) -> None:
     assert stage.executor.started[2].done
 
 
+def test_ready_workers_are_counted_before_the_first_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_LOOK_SECONDS", 60.0)
+    exported: list[Any] = []
+    monkeypatch.setattr(Machines, "export", lambda _self, _run_id, _stage, values: exported.append(values))
+    stage = Stage(tmp_path, lambda _: Machine(Place("node"), good), 1, 1)
+    stage.require_complete()
+    assert [(values["workers_ready"], values["partitions_left"]) for values in exported[:2]] == [(0, 1), (1, 1)]
+
+
 def test_first_ready_worker_measures_for_its_device_type(tmp_path: Path) -> None:
     stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), good), 6, 30, batch_size="auto")
     stage.require_complete()
