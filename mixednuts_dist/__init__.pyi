@@ -30,6 +30,7 @@ from .mixing.margins import top2_margin as top2_margin
 from .mixing.mixture import Mixture as Mixture
 from .mixing.transforms import LogitTransform as LogitTransform
 from .pipeline import run as run
+from .reports.report import RunReport as RunReport
 from .reports.results import RunResults as RunResults
 from .selection.choice import Choice as Choice
 from .selection.selection import Selection as Selection

@@ -24,7 +24,7 @@ from .distributed.executor import make_executor
 from .errors import InvalidInputError
 from .images.arrays import ArrayImages
 from .mixing.classifier import MixedClassifier
-from .reports.results import RunResults
+from .reports.report import RunReport
 
 _BETA: float = SearchConfig.model_fields["beta"].default
 
@@ -34,7 +34,7 @@ class MixResult:
     """The mixed classifier and its report."""
 
     classifier: MixedClassifier  # on the CPU, in eval mode
-    report: RunResults
+    report: RunReport
 
     def __repr__(self) -> str:
         return repr(self.report)

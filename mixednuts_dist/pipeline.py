@@ -14,7 +14,7 @@ from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from .images.datasets import Dataset
 from .reports import report
-from .reports.results import RunResults
+from .reports.report import RunReport
 from .stages import search
 from .stages.cross_check import cross_check
 from .stages.progress import RunProgress
@@ -35,7 +35,7 @@ def run(
     executor: Executor | None = None,
     progress: RunProgress | None = None,
     drawn: bool = True,
-) -> RunResults:
+) -> RunReport:
     """Attack, search, evaluate, run the added stages of the configuration, and report; errors as in the stages.
 
     Args:
@@ -81,7 +81,7 @@ def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images
     return config.with_changes(**changes) if changes else config
 
 
-def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunResults:
+def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunReport:
     stages = {stage.name: stage for stage in stages_of(opened.config)}  # a stage may reject its keys before any pass
     if opened.config.std is not None:
         stages["attack"].complete(opened, executor, progress)

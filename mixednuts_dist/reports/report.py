@@ -1,10 +1,11 @@
 """The report stage reads a finished run batch by batch and writes the page, the tables and the figures."""
 
+import functools
 import logging
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
 from .counts import Count, outcome_counts
+from .figures import tradeoff
 from .page import report_files
 from .results import (
     TRANSFER_ATTACK,
@@ -45,6 +47,7 @@ from .results import (
 )
 from .results_file import AccuracyRow, SurvivalStep
 from .table import Cell, Table
+from .tables import accuracy_table
 from .worst_images import WorstImage
 
 logger = logging.getLogger(__name__)
@@ -52,7 +55,42 @@ logger = logging.getLogger(__name__)
 _LOGITS_AT_A_TIME = 1 << 21  # per column: 8 MB, and a few float64 copies
 
 
-def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults:
+@dataclass(frozen=True, repr=False)
+class RunReport(RunResults):
+    """The results of a finished run, with their page, figures and tables; it prints as the accuracy table."""
+
+    @functools.cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """Return the report's page, figures and tables by name, drawn on first access."""
+        return report_files(self)
+
+    @property
+    def page(self) -> str:
+        """Return the report as one HTML page that needs no other file."""
+        return self.files["index.html"].decode()
+
+    @property
+    def curve(self) -> str:
+        """Return the trade-off of clean against robust accuracy over all betas, as SVG; empty without a search."""
+        drawn = tradeoff(self)
+        return drawn.svg("tradeoff") if drawn else ""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the page, the figures and the tables into `folder`, and return the page's path."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (target / name).write_bytes(content)
+        return target / "index.html"
+
+    def __repr__(self) -> str:
+        return accuracy_table(self).as_markdown()
+
+    def _repr_html_(self) -> str:
+        return f"{accuracy_table(self).as_html()}{self.curve}"
+
+
+def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunReport:
     """Write the report of a finished run and return its results; warn if the storage is read-only.
 
     Raises:
@@ -67,12 +105,12 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults
         logger.warning("the page is not written: %s", error)
         return results
     with stage_clock(opened.store, "report"):
-        opened.store.write_all("report", report_files(results))
+        opened.store.write_all("report", results.files)
     (progress or RunProgress()).stage_finished("report", opened.store.address("report/index.html"))
     return results
 
 
-def collect(opened: Run) -> RunResults:
+def collect(opened: Run) -> RunReport:
     """Return the results of a finished run from its files; it raises what `run` raises."""
     config, stage = opened.config, stage_of(opened.config, "evaluate")
     stage.require_needs(opened)
@@ -86,7 +124,7 @@ def collect(opened: Run) -> RunResults:
     added, unfinished = _added_stages(opened)
     certified = (stage.certified(opened) for stage in added)
     survival, opinion = _second_opinion(evaluated, content_hash, counted.survival)
-    return replace(
+    results = replace(
         counted,
         survival=survival,
         notes=(
@@ -100,6 +138,7 @@ def collect(opened: Run) -> RunResults:
         costs=stage_costs({**summaries, **{stage.name: found for stage, found in added.items()}}, counted.seconds),
         provenance=_provenance(config, opened.store),
     )  # fmt: skip
+    return RunReport(**vars(results))
 
 
 def _mixture_results(opened: Run, content_hash: str) -> RunResults:

@@ -3,13 +3,11 @@
 Shapes: N images of a batch, K classes.
 """
 
-import functools
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ..attacks.budget import WARM_START
@@ -40,9 +38,9 @@ BLACK_BOX_ROB_NOTE = (
 )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class RunResults:
-    """Everything that a report shows about one run; it prints as the accuracy table.
+    """Everything that a report shows about one run.
 
     A run without `std` attacks `rob` alone: it has one row of accuracy, no search and no margins.
     """
@@ -115,44 +113,6 @@ class RunResults:
         only_mixed, only_rob = self.clean_only
         difference = 100 * (only_mixed - only_rob) / self.n_searched
         return difference, *paired_interval(only_mixed, only_rob, self.n_searched)
-
-    @functools.cached_property
-    def files(self) -> Mapping[str, bytes]:
-        """Return the report's page, figures and tables by name, drawn on first access."""
-        from .page import report_files
-
-        return report_files(self)
-
-    @property
-    def page(self) -> str:
-        """Return the report as one HTML page that needs no other file."""
-        return self.files["index.html"].decode()
-
-    @property
-    def curve(self) -> str:
-        """Return the trade-off of clean against robust accuracy over all betas, as SVG; empty without a search."""
-        from .figures import tradeoff
-
-        drawn = tradeoff(self)
-        return drawn.svg("tradeoff") if drawn else ""
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the page, the figures and the tables into `folder`, and return the page's path."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files.items():
-            (target / name).write_bytes(content)
-        return target / "index.html"
-
-    def __repr__(self) -> str:
-        from .tables import accuracy_table
-
-        return accuracy_table(self).as_markdown()
-
-    def _repr_html_(self) -> str:
-        from .tables import accuracy_table
-
-        return f"{accuracy_table(self).as_html()}{self.curve}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `results.json`; `ResultsFile` is its schema."""

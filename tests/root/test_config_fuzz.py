@@ -117,7 +117,9 @@ def test_invalid_configuration_file_exits_with_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(content=st.one_of(damaged(), st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 def test_any_bytes_are_told(content: bytes, tmp_path: Path) -> None:
     told(content, tmp_path)

@@ -94,6 +94,53 @@ def test_imports_only_go_up() -> None:
     assert offenders == []
 
 
+def test_no_two_modules_import_each_other() -> None:
+    """Directly or through others; imports inside functions count."""
+    names = {module_name(path): path for path in SOURCES}
+    graph = {
+        name: {
+            found
+            for module, ours in imports(path)
+            if ours
+            for found in (module, *(f"{module}.{name}" for name in names_imported(path, module)))
+            if found in names and found != name
+        }
+        for name, path in names.items()
+        if name
+    }
+    assert list(circles(graph)) == []
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def names_imported(path: Path, module: str) -> set[str]:
+    """Return the names that `from module import ...` imports in the file; some are modules."""
+    last = module.rpartition(".")[2]
+    return {
+        alias.name
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and (node.module or last).rpartition(".")[2] == last
+        for alias in node.names
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """One path back to where it began for each module that can reach itself."""
+    for start in graph:
+        paths, seen = [[start]], {start}
+        while paths:
+            path = paths.pop()
+            for following in graph.get(path[-1], ()):
+                if following == start:
+                    yield [*path, start]
+                if following not in seen:
+                    seen.add(following)
+                    paths.append([*path, following])
+
+
 def test_ray_is_imported_in_one_room_only() -> None:
     for path in SOURCES:
         for module, ours in imports(path):
