@@ -24,6 +24,7 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.mixing.transforms import LayerNormTransform, LogitTransform, layer_norm_logits
 from tests.helpers.small_nets import images, small_net
 
@@ -335,3 +336,22 @@ def test_decided_precision_ends_with_its_network() -> None:
         copies.decide(nn.Linear(4, 3), "bf16")
     others = [nn.Linear(4, 3) for _ in range(20)]
     assert {copies.of_network(each, torch.rand(8, 4)).precision for each in others} == {"fp32"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+@pytest.mark.parametrize("stop", [True, False])
+def test_results_are_those_of_the_original_in_float32(precision, stop: bool) -> None:
+    network, x = Normalized(), images(24, SHAPE)
+    y = network(x).argmax(dim=1)
+    copies = FastCopies(precision)
+    found = minimum_margin_attack(
+        network, x, y, threat=THREAT, n_iter=15, n_target_classes=2, stop_when_broken=stop, precision=copies
+    )
+    with torch.no_grad():
+        logits = network(found.x_adv)
+    assert torch.allclose(found.logits, logits, atol=1e-5)
+    assert torch.equal(found.broken, logits.argmax(dim=1) != y)
+    assert torch.allclose(found.margin, signed_margin(logits.double().softmax(dim=1), y), atol=1e-6)
+    assert 0 < int(found.broken.sum()) < len(x)
+    chosen = copies.of_network(network, x).precision
+    assert chosen == precision or (precision == "auto" and chosen in ("fp32", "bf16"))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pyautoattack import AutoAttack
 
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting
@@ -109,3 +110,16 @@ def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
         autoattack(mixed, *pair, threat=THREAT, attacks=("fabt",))
     with pytest.raises(InvalidInputError, match=r"'transfre'.*transfer, bypass"):
         autoattack(mixed, *pair, threat=THREAT, mode="transfre")
+
+
+@pytest.mark.slow
+def test_transfer_is_as_strong_as_pyautoattack_on_the_bypass(mixed, pair) -> None:
+    x, y = pair
+    published = AutoAttack(
+        mixed.as_bypass(), norm="Linf", eps=THREAT.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
+        device="cpu",
+    )  # fmt: skip
+    x_adv = published.run_standard_evaluation(x, y, batch_size=16)[0]
+    theirs = int((mixed(x_adv).argmax(dim=1) == y).sum())
+    ours = autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
+    assert int(ours.robust.sum()) <= theirs + 1

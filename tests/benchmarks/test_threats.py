@@ -15,6 +15,8 @@ CIFAR = {
     "model": f"py:{ZOO}:rob_c10_resnet4b", "data": CIFAR10,
 }  # fmt: skip
 
+SMALL = {"n_iter": 10, "n_target_classes": 2, "n_queries": 30}
+
 
 def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return {row[column]: row for row in rows}
@@ -76,3 +78,18 @@ def test_of_a_real_network_no_more_stands_than_after_the_package(threat: str) ->
 def test_what_is_no_threat_defense_or_version_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(Exception, match=words):
         threats.run(n_images=2, **options)
+
+
+def test_counts_in_l1_over_several_seeds_equal_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, ours, package = range(13, 17), 0, 0
+    for seed in seeds:
+        monkeypatch.setattr(threats, "SEEDS", (seed, seed + 1))
+        (row,) = threats.run(n_images=20, threats=["L1:1"], **SMALL)["versions"]
+        ours, package = ours + row["here"], package + row["pyautoattack"]
+    assert abs(ours - package) <= 3 * SPREAD * len(seeds) ** 0.5, (ours, package)
+
+
+def test_plus_is_beside_the_packages_plus() -> None:
+    (row,) = threats.run(n_images=12, threats=["L2:0.8"], versions=["plus"], **SMALL)["versions"]
+    assert row["attacks"] == "plus"
+    assert 0 < row["here"] <= row["pyautoattack"] < row["clean"]

@@ -1,11 +1,16 @@
 """MMAA on CIFAR-10 with a real robust classifier, if it is installed."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from pyautoattack import AutoAttack
 
+from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
@@ -31,3 +36,19 @@ def test_mmaa_is_as_strong_as_apgd_on_real_cifar() -> None:
     theirs = int((rob(x_adv).argmax(dim=1) == y).sum())
     assert int((~ours.broken).sum()) <= theirs
     assert 0 < theirs < len(y)
+
+
+def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
+    config = tiny(
+        data={"uri": CIFAR10, "n": 12},
+        std=f"py:{ZOO}:std_c10_resnet56",
+        rob=f"py:{ZOO}:rob_c10_resnet4b",
+        threat={"eps": "2/255"},
+    )
+    results = pipeline.run(config, executor=local_executor).to_json()
+    rob, std, mixed = (results["accuracy"][name] for name in ("rob", "std", "mixed"))
+    assert results["n_images"] == 12
+    assert std["clean"]["correct"] >= rob["clean"]["correct"]
+    assert std["robust"]["correct"] < rob["robust"]["correct"]
+    assert rob["clean"]["correct"] <= mixed["clean"]["correct"]
+    assert mixed["robust"]["correct"] <= mixed["clean"]["correct"]

@@ -153,3 +153,17 @@ def test_a_driver_writes_the_index_every_few_seconds(tmp_path: Path, monkeypatch
         writer.add(write(store, part))
         writer._due = 0.0
         assert entries(store) == list(range(i + 1))
+
+
+def test_verify_checks_tables_without_an_index(tmp_path: Path) -> None:
+    store, part = Store(str(tmp_path)), PARTS[0]
+    write(store, part)
+    path = tmp_path / "attack" / "f0" / part.file_name
+    whole, found = path.read_bytes(), 0
+    assert verify(store) == ([], 1)
+    for position in range(0, len(whole), 97):
+        content = bytearray(whole)
+        content[position] ^= 1
+        path.write_bytes(content)
+        found += bool(verify(store)[0])
+    assert found > len(whole) / 97 / 3
