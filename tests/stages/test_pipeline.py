@@ -127,7 +127,10 @@ def test_another_beta_shares_the_attack(copied_run, local_executor: Any) -> None
 def test_status_reads_the_storage_alone(tiny_run) -> None:
     config, _, content = tiny_run
     status = run_status(config)
-    assert [(stage.stage, stage.done, stage.total) for stage in status.stages] == [("attack", 3, 3), ("evaluate", 3, 3)]
+    assert [(stage.stage, stage.partitions_done, stage.partitions) for stage in status.stages] == [
+        ("attack", 3, 3),
+        ("evaluate", 3, 3),
+    ]
     assert status.stages[1].robust == content["accuracy"]["mixed"]["robust"]["correct"]
     assert status.searched
     assert status.failed == ()
@@ -139,7 +142,10 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
     with pytest.raises(MissingArtifact, match=r"0 of 3 partitions .*missing: 0, 1, 2\. Run: mixednuts attack"):
         search.run(config, executor=NoRay())
     begun = run_status(config)
-    assert [(stage.stage, stage.done, stage.total) for stage in begun.stages] == [("attack", 0, 3), ("evaluate", 0, 3)]
+    assert [(stage.stage, stage.partitions_done, stage.partitions) for stage in begun.stages] == [
+        ("attack", 0, 3),
+        ("evaluate", 0, 3),
+    ]
     with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
         evaluate.run(config, executor=NoRay())
 

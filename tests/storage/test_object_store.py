@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -194,11 +193,3 @@ def test_read_only_storage_raises_before_ray_starts(object_store: ObjectStore) -
     assert "Traceback" not in shown.stderr
     assert shown.stdout.strip() == "False"
     assert object_store.secret not in shown.stderr
-
-
-def test_of_many_writers_that_create_one_wins(store: Store) -> None:
-    names = [f"writer {i}".encode() for i in range(12)]
-    with ThreadPoolExecutor(len(names)) as threads:
-        won = list(threads.map(lambda name: Store(store.uri).create("run.yaml", name), names))
-    assert won.count(True) == 1
-    assert store.read("run.yaml") == names[won.index(True)]
