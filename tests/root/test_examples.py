@@ -32,8 +32,8 @@ def test_serve_example_equals_the_classifier(tiny_run: Finished) -> None:
     (port,) = free_ports(1)
     url, run = f"http://127.0.0.1:{port}/", str(tiny_run.folder)
     command = [sys.executable, str(EXAMPLES / "serve.py"), run, str(port)]
-    without_uv = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-    with subprocess.Popen(command, env=without_uv) as server:
+    on_its_own_ray = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_ADDRESS": "local"}
+    with subprocess.Popen(command, env=on_its_own_ray) as server:
         try:
             images, _ = open_dataset("digits").read(0, 24)
             answer = answered(url, npy(images), server)
