@@ -21,7 +21,7 @@ from mixednuts_dist.certification.smoothing import SmoothingPlan, smoothed_votes
 from mixednuts_dist.mixing.transforms import IdentityTransform
 
 ALPHA, SIGMA, CONFIDENCE, N_CHOOSE = 0.8, 0.25, 0.999, 100
-JUDGED_DRAWS, ROWS = 2000, 256
+VERIFICATION_DRAWS, ROWS = 2000, 256
 
 
 class Averaged(nn.Module):
@@ -72,10 +72,10 @@ def run(
         MixedClassifier(std, Averaged(rob, averaged), IdentityTransform(), ALPHA), x, y,
         threat=ThreatModel("L2", radius), budget=AttackBudget(n_iter, n_targets, n_queries), precision="fp32",
     )  # fmt: skip
-    fixed = replace(plan, n=JUDGED_DRAWS, stop_when_decided=False)
+    fixed = replace(plan, n=VERIFICATION_DRAWS, stop_when_decided=False)
     new_ids = range(n_images, n_images + len(x))  # other noise than the certificates had
     votes = smoothed_votes(rob, attacked.x_adv, y, fixed, n_classes=10, sample_ids=new_ids, seed=1, rows=ROWS)
-    own_N, others_N = (hits_N.double() / JUDGED_DRAWS for hits_N in top_and_second(votes.counts_BK, y))
+    own_N, others_N = (hits_N.double() / VERIFICATION_DRAWS for hits_N in top_and_second(votes.counts_BK, y))
     failed_N = ALPHA * own_N <= 1 - ALPHA + ALPHA * others_N  # for the worst class of the standard classifier
     return {
         "certified": len(x),

@@ -91,7 +91,7 @@ def driver(n_partitions: int = 100_000, n_workers: int = 1000, seconds: float = 
         "workers": n_workers,
         "wall_seconds": wall,
         "partitions_per_second": n_done / wall,
-        "driver_cpu_ms_a_partition": 1000 * (_cpu_seconds() - cpu) / n_done,
+        "driver_cpu_ms_per_partition": 1000 * (_cpu_seconds() - cpu) / n_done,
         "memory_mib_at_a_tenth": memory[0],
         "memory_mib_at_the_end": memory[-1],
     }

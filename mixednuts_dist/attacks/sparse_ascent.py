@@ -23,9 +23,8 @@ from .ascent import Apgd, ApgdState
 from .losses import anyone
 from .stepper import StartBatch, StepResult, copy_rows, sent
 
-FIRST_SHARE = (
-    0.3  # share of the iterations in the ball of 3 radii, and of those in the ball of 2; the last has the rest
-)
+# Share of the iterations in the ball of 3 radii, and of those in the ball of 2. The last ball has the rest.
+FIRST_SHARE = 0.3
 _RADII = (1, 1, 2, 3)  # by `ApgdState.stage`
 _SHRINK = 1.5  # divides the number of pixels that the best point moved, and the step size
 _SPARSER = 0.95  # share of moved pixels below which a run returns to its best point, with the longest step

@@ -8,7 +8,7 @@ A stage's `compute(worker, partition)` gets a `Workbench`::
     worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
     worker.stored(partition, stage, content_hash, column)   the partition's rows of a column of an earlier stage
     worker.attacked(partition, make)       the partition's images after an engine of attacks
-    worker.counts(...)                    the counts of the partition's summary
+    worker.counts(...)                     the counts of the partition's summary
     worker.spec                            seed, threat model and URIs of the run
     worker.shape(x), worker.copies         rows per pass, and the fast copies through which gradients are taken
 

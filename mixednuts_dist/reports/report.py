@@ -167,10 +167,10 @@ def _rob_results(opened: Run, content_hash: str) -> RunResults:
         ).values()
         survived_by = dict(zip(steps, survived, strict=True))
         tally.add(EvaluateRecords(sample_ids_N, labels_N, clean_NK, attacked_NK, robust_N, survived_by))
-    attack = "adaptive " * opened.inputs.mixed + _attack_words(opened.config)
+    attack, survival = "adaptive " * opened.inputs.mixed + _attack_words(opened.config), tally.survival()
     return RunResults(
-        **_description(opened), accuracy=(tally.accuracy("rob", attack),), survival=tally.survival(),
-        notes=tuple(square_note(tally.survival())), warm_start=tally.warm_start,
+        **_description(opened), accuracy=(tally.accuracy("rob", attack),), survival=survival,
+        notes=tuple(square_note(survival)), warm_start=tally.warm_start,
     )  # fmt: skip
 
 
