@@ -89,7 +89,7 @@ def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: boo
             stages[needed].complete(opened, executor, progress)
         search.complete(opened, executor, progress)
     stages["evaluate"].complete(opened, executor, progress)
-    if opened.config.std is not None and opened.config.evaluate.until is None:  # the search needs all images
+    if opened.config.std is not None:
         while search.learn(opened, executor, progress):
             stages["evaluate"].complete(opened, executor, progress)
     cross_check(opened, executor, progress)

@@ -99,11 +99,6 @@ class EvaluateConfig(Section):
     check_n: Positive | None = Field(
         default=None, description="Number of images for the cross-check, evenly spaced. By default, all robust images."
     )
-    until: Annotated[float, Field(gt=0, le=50)] | None = Field(
-        default=None,
-        description="Stop early: evaluate partitions in random order until the 95% interval of the robust accuracy "
-        "is within this many percentage points. By default, every image is evaluated.",
-    )
 
     @model_validator(mode="before")
     @classmethod

@@ -272,8 +272,8 @@ class RunConfig(Section):
     def determinants(self) -> dict[str, Any]:
         """Return what determines the rows: all keys except storage and compute, and the content of extensions.
 
-        The cross-check and additional stages have separate content hashes, and `until` does not change a row. A stage
-        whose certificates the search counts is included, because it determines the selected parameters.
+        The cross-check and additional stages have separate content hashes. A stage whose certificates the
+        search counts is included, because it determines the selected parameters.
         """
         left_out: dict[str, Any] = {
             **dict.fromkeys({*self.added_stages()} - {criterion_stage(self.search.criterion)}, True),
@@ -282,7 +282,7 @@ class RunConfig(Section):
             "names": True,
             "data": {"class_names"},
             "extensions": True,
-            "evaluate": {"check", "check_n", "until"},
+            "evaluate": {"check", "check_n"},
             "search": {"tune"} if self.search.first else {"tune", "first"},
         }
         values = self.as_written(exclude=left_out)

@@ -145,7 +145,7 @@ def run(
     compute = ComputeConfig(num_gpus=0)
     with executing(executor, compute) as used:
         pool = Pool(_spec(source, dataset, task), task, used.workers(compute), used, received)
-        pool.run(WorkQueue(split_images(n_images, part_size), in_order=True))
+        pool.run(WorkQueue(split_images(n_images, part_size)))
     return _finish(uri, dataset, task, done)
 
 

@@ -34,29 +34,17 @@ class WorkQueue:
 
     Args:
         weights: the expected cost of each partition; its number of images if missing.
-        in_order: hand out the partitions in the given order instead of the most expensive first.
     """
 
-    def __init__(
-        self,
-        partitions: Iterable[Partition],
-        *,
-        weights: Mapping[Partition, float] | None = None,
-        in_order: bool = False,
-    ) -> None:
+    def __init__(self, partitions: Iterable[Partition], *, weights: Mapping[Partition, float] | None = None) -> None:
         self._weights = weights or {}
-        self._pending = deque(partitions if in_order else sorted(partitions, key=self._weight, reverse=True))
+        self._pending = deque(sorted(partitions, key=self._weight, reverse=True))
         self._reserved: dict[Any, deque[Partition]] = {}  # worker -> the partitions that it gets next
         self._failed: set[Partition] = set()  # these are computed without prefetched ones
         self._slowest = 0.0  # the most seconds per unit of expected cost that a finished partition took
 
     def __len__(self) -> int:
         return len(self._pending) + sum(map(len, self._reserved.values()))
-
-    def stop(self) -> None:
-        """Hand out no further partition, because enough are finished."""
-        self._pending.clear()
-        self._reserved.clear()
 
     def take(self, worker: Any) -> Partition | None:
         """Return the next partition for `worker`, or None if nothing waits."""

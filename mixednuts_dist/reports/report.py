@@ -23,7 +23,6 @@ from ..images.datasets import open_dataset
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.cross_check import CHECK, check_content_hash
 from ..stages.driver_notes import stage_clock, stage_seconds
-from ..stages.early_stop import evaluated_part
 from ..stages.evaluate import steps_of
 from ..stages.progress import RunProgress
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete
@@ -115,21 +114,20 @@ def collect(opened: Run) -> RunReport:
     config, stage = opened.config, stage_of(opened.config, "evaluate")
     stage.require_needs(opened)
     content_hash = stage.content_hash(opened)
-    evaluated, screened = evaluated_part(opened, content_hash)
-    counted = _rob_results(evaluated, content_hash) if config.std is None else _mixture_results(evaluated, content_hash)
-    summaries = {stage.name: list(require_complete(evaluated, stage.name, content_hash).values())}
+    summaries = {stage.name: list(require_complete(opened, stage.name, content_hash).values())}
+    counted = _rob_results(opened, content_hash) if config.std is None else _mixture_results(opened, content_hash)
     if config.std is not None:
         attacked = require_complete(opened.searched, "attack", opened.attack_content_hash)
         summaries = {"attack": list(attacked.values()), **summaries}
     added, unfinished = _added_stages(opened)
     certified = (stage.certified(opened) for stage in added)
-    survival, opinion = _second_opinion(evaluated, content_hash, counted.survival)
+    survival, opinion = _second_opinion(opened, content_hash, counted.survival)
     results = replace(
         counted,
         survival=survival,
         notes=(
-            *screened, *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
-            *counted.notes, *opinion, *_red_flags(evaluated, content_hash),
+            *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
+            *counted.notes, *opinion, *_red_flags(opened, content_hash),
             *unfinished,
         ),
         stages=(*counted.stages, *(row for stage, found in added.items() for row in _rows(opened, stage, found))),

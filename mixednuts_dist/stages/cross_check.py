@@ -13,7 +13,6 @@ from ..config.run_config import digest
 from ..distributed.executor import Executor
 from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
-from .early_stop import evaluated_part
 from .partitioned import run_partitions
 from .progress import RunProgress
 from .runs import Run
@@ -67,7 +66,6 @@ def cross_check(opened: Run, executor: Executor | None, progress: RunProgress) -
     if evaluate.check is None:
         return
     task = stage_of(opened.config, "evaluate").task(opened)
-    opened, _ = evaluated_part(opened, task.content_hash)
     rows = opened.columns(task.stage, task.content_hash, ["sample_id", "robust"])
     robust = rows["sample_id"][rows["robust"]].tolist()
     n = min(evaluate.check_n or len(robust), len(robust))

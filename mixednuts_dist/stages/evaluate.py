@@ -78,14 +78,6 @@ class Evaluate(Stage):
             return {}
         return finished_partitions(opened.searched, "attack", opened.attack_content_hash)
 
-    def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
-        from .early_stop import early_stop_of
-        from .partitioned import run_partitions
-
-        self.require_needs(opened)
-        stop = early_stop_of(opened)
-        run_partitions(opened, self.task(opened), executor, progress, self.costs(opened), early_stop=stop)
-
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         from .cross_check import cross_check
 

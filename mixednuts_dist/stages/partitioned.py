@@ -15,7 +15,6 @@ from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
 from ..storage.store import Store
 from .driver_notes import record_current_stage, stage_clock
-from .early_stop import EarlyStop
 from .progress import RunProgress
 from .runs import Run, finished_partitions
 
@@ -26,14 +25,12 @@ def run_partitions(
     executor: Executor | None,
     progress: RunProgress,
     weights: Mapping[Partition, float] | None = None,
-    early_stop: EarlyStop | None = None,
     label: str = "",
 ) -> None:
     """Have workers compute the unfinished partitions of a task.
 
     Args:
         weights: expected cost per partition; the most expensive partitions start first.
-        early_stop: determines the order of the partitions, and when enough of them are done.
         label: the name of the stage in the progress; by default that of the task.
 
     Raises:
@@ -44,16 +41,13 @@ def run_partitions(
     progress.stage_started(label or task.stage, opened.n_images, [*finished.values()])
     index = IndexWriter(opened.rows, task.stage, task.content_hash, finished)
     n = len(finished)
-    if early_stop:
-        todo = sorted(todo, key=early_stop.place)
-    if not todo or (early_stop and early_stop.enough(finished.values())):
+    if not todo:
         index.flush()
-        done = early_stop.sentence() if early_stop and todo else f"{n} of {n} partitions are done"
-        progress.stage_finished(label or task.stage, f"nothing to do: {done}")
+        progress.stage_finished(label or task.stage, f"nothing to do: {n} of {n} partitions are done")
         return
     _delete_error_logs(opened.store, task.stage, todo)
     record_current_stage(opened.store, task.stage, task.content_hash)
-    queue, computed = WorkQueue(todo, weights=weights, in_order=early_stop is not None), list[PartitionSummary]()
+    computed = list[PartitionSummary]()
     with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
         pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
 
@@ -67,20 +61,18 @@ def run_partitions(
             index.add(summary)
             count(summary)
             progress.partition_done(summary)
-            if early_stop and early_stop.enough([summary]):
-                queue.stop()
 
         pool.on_summary, pool.on_look = written, progress.workers_seen
         for summary in finished.values():
             count(summary)
         try:
-            pool.run(queue)
+            pool.run(WorkQueue(todo, weights=weights))
         finally:
             index.flush()
     opened.rows.sweep()  # unfinished files of killed workers
     done = f"{len(computed)} partition{'s' * (len(computed) != 1)} computed"
     done += f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
-    progress.stage_finished(task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
+    progress.stage_finished(task.stage, done)
 
 
 def _delete_error_logs(store: Store, stage: str, todo: Sequence[Partition]) -> None:

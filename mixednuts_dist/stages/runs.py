@@ -44,13 +44,13 @@ class Run:
     store: Store  # for the run's own files, `<storage>/<name>/runs/<run id>`
     rows: Store  # for the rows that runs of one name share, `<storage>/<name>`
     inputs: Inputs
-    only: tuple[Partition, ...] | None = None  # the partitions that count; None for all
+    first: int | None = None  # the images that count, in whole partitions; None for all
 
     @functools.cached_property
     def partitions(self) -> list[Partition]:
-        if self.only is not None:
-            return list(self.only)
-        return split_images(self.inputs.n_images, self.partition_size)
+        n_images = self.inputs.n_images
+        every = split_images(n_images, self.partition_size)
+        return [part for part in every if part.start < (self.first or n_images)]
 
     @property
     def n_images(self) -> int:
@@ -67,9 +67,7 @@ class Run:
     def searched(self) -> Run:
         """The run cut to the whole partitions that hold the images of `search.first`."""
         first = self.config.search.first
-        if first is None or first >= self.inputs.n_images:
-            return self
-        return replace(self, only=tuple(part for part in self.partitions if part.start < first))
+        return self if first is None or first >= self.n_images else replace(self, first=first)
 
     @property
     def partition_size(self) -> int:

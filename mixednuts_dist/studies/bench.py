@@ -41,7 +41,6 @@ from ..stages.progress import RunProgress
 from ..stages.runs import MOST_LOGITS, Run, open_run, searched_images
 from ..stages.search_result import read_search_result
 from ..stages.stage import stage_of
-from ..storage.partitions import split_images
 from ..storage.records import AttackRecords, SearchResult
 from ..storage.store import Store
 from ..storage.tables import read_attack_records, read_evaluate_records
@@ -165,7 +164,7 @@ class Bench:
     @property
     def n_images(self) -> int:
         """Return the number of images on which variants are attacked, from the first on."""
-        return self._part(self.run).inputs.n_images
+        return self._part(self.run).n_images
 
     @property
     def reduction(self) -> tuple[str, ...]:
@@ -254,8 +253,7 @@ class Bench:
         most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
         most = min(most, opened.searched.n_images)
         wanted = inputs.n_images if self.full else -(-REDUCED_IMAGES // size) * size
-        n_images = min(wanted, most, inputs.n_images)
-        return replace(opened, inputs=replace(inputs, n_images=n_images), only=tuple(split_images(n_images, size)))
+        return replace(opened, first=min(wanted, most, inputs.n_images))
 
     def _complete(self, part: Run, task: Task, label: str) -> None:
         run_partitions(part, task, self.executor, self.progress, label=label)

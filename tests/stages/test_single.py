@@ -69,30 +69,6 @@ def test_the_json_and_the_page_know_of_no_mixture(finished) -> None:
         assert f"{step.correct}/{step.total}" in page
 
 
-def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, local_executor: Any) -> None:
-    """Half of the 12 partitions at most are needed for 30 points: what is left cannot move the accuracy further."""
-    small = [*SMALL, "partition_size=2", "compute.num_workers=1", f"storage={tmp_path}"]
-    config, watcher = load_config(EXAMPLE, [*small, "evaluate.until=30"]), Watcher()
-    results = pipeline.run(config, executor=local_executor, progress=watcher)
-    n_images = results.row("rob").robust.total
-    assert 0 < n_images == 2 * len(watcher.computed) <= 12
-    (note,) = (
-        note for note in results.notes if note.startswith("evaluate.until = 30: robust accuracy on all 24 images")
-    )
-    assert f"from {n_images} images" in note
-    before, again = rows(tmp_path / config.place(), "evaluate", ["robust"]), Watcher()
-    assert pipeline.run(config, executor=NoRay(), progress=again).row("rob").robust == results.row("rob").robust
-    assert again.computed == []
-    whole = load_config(EXAMPLE, small)
-    assert whole.run_id() == config.run_id()
-    every = pipeline.run(whole, executor=local_executor, progress=again)
-    assert len(watcher.computed) + len(again.computed) == 12
-    after = rows(tmp_path / config.place(), "evaluate", ["robust"])
-    assert {sample_id: after[sample_id] for sample_id in before} == before
-    assert every.row("rob").robust.total == len(after) == 24
-    assert not any("evaluate.until" in note for note in every.notes)
-
-
 def test_fast_run_is_not_called_autoattack(tmp_path: Path, local_executor: Any) -> None:
     fast = ["evaluate.preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
     config = load_config(EXAMPLE, fast)
