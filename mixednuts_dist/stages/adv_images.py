@@ -73,9 +73,9 @@ class VerifyAdvImages(Stage):
         return columns, worker.counts(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
 
     def content_hash(self, opened: Run) -> str:
-        from ..images.points import points_checksum
+        from ..images.adv_image_files import adv_images_checksum
 
-        return digest({"stage": super().content_hash(opened), "points": points_checksum(self.keys.file)})
+        return digest({"stage": super().content_hash(opened), "points": adv_images_checksum(self.keys.file)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Check the file, then verify the partitions.
@@ -83,11 +83,11 @@ class VerifyAdvImages(Stage):
         Raises:
             DatasetError: if the file holds examples for other images.
         """
+        from ..images.adv_image_files import read_adv_images
         from ..images.datasets import open_dataset
-        from ..images.points import read_points_file
 
         first, _ = open_dataset(opened.config.data.uri).read(0, 1)
-        read_points_file(self.keys.file).require_of(opened.inputs.n_images, first)
+        read_adv_images(self.keys.file).require_match(opened.inputs.n_images, first)
         super().complete(opened, executor, progress)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:

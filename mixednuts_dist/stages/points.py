@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # `status` works without PyTorch
     from torch import Tensor, nn
 
     from ..distributed.workbench import Workbench
-    from ..images.points import HeldPoints
+    from ..images.adv_image_files import CheckedAdvImages
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ def read_points(worker: Workbench, partition: Partition, points: Sequence[Stored
     return found
 
 
-def held_points(worker: Workbench, partition: Partition, path: str) -> HeldPoints:
+def held_points(worker: Workbench, partition: Partition, path: str) -> CheckedAdvImages:
     """Return the examples for the images of a partition from a submitted file, compared with the threat model."""
-    from ..images.points import read_points_file
+    from ..images.adv_image_files import read_adv_images
 
     x, _ = worker.images(partition)
-    given = read_points_file(travelled(worker.spec.working_folder)(path))
-    return given.held_against(range(partition.start, partition.stop), x, worker.spec.threat)
+    given = read_adv_images(travelled(worker.spec.working_folder)(path))
+    return given.checked(range(partition.start, partition.stop), x, worker.spec.threat)
 
 
 def hardest_points(worker: Workbench, model: nn.Module, x: Tensor, y: Tensor, points: Sequence[Tensor]) -> Tensor:

@@ -88,15 +88,15 @@ def inspect_inputs(config: RunConfig) -> Inputs:
 
 def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor) -> str:
     """Return the checksum of submitted adversarial images, after a comparison with the first images."""
-    from ..images.points import points_checksum, read_points_file
+    from ..images.adv_image_files import adv_images_checksum, read_adv_images
 
-    given, threat = read_points_file(path), config.threat.threat_model()
-    given.require_of(n_images, images)
-    held = given.held_against(range(len(images)), images, threat)
+    given, threat = read_adv_images(path), config.threat.threat_model()
+    given.require_match(n_images, images)
+    held = given.checked(range(len(images)), images, threat)
     if bool(held.given.any()) and not bool(held.counts.any()):
         nearest = float(held.distance[held.given].min())
         raise DatasetError(
             f"{path}: none of the first {len(images)} adversarial images is in [0, 1] and within {threat}; the "
             f"nearest is {nearest:.3g} away: are they of other images, or in another order? Give their sample_id"
         )
-    return points_checksum(path)
+    return adv_images_checksum(path)

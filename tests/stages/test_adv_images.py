@@ -16,8 +16,8 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import ContentHashMismatch, DatasetError
+from mixednuts_dist.images.adv_image_files import adv_images_checksum, read_adv_images
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.images.points import points_checksum, read_points_file
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.runs import Watcher, rows_of, tiny_content
@@ -122,7 +122,7 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
     assert steps["warm-start"].correct == int(by_strong.sum()), "the points went first"
     assert open_run(after).attack_content_hash == open_run(before).attack_content_hash
     next(Path(points).glob("part-*.parquet")).unlink()
-    points_checksum.cache_clear()  # as another process
+    adv_images_checksum.cache_clear()  # as another process
     with pytest.raises(ContentHashMismatch, match="given points was"):
         open_run(after)
 
@@ -132,13 +132,13 @@ def test_points_of_other_images_are_refused_before_any_pass(tiny: Callable[..., 
     np.savez(tmp_path / "beyond.npz", x_adv=x.numpy(), sample_id=np.arange(500, 500 + N))
     np.save(tmp_path / "another_order.npy", x.flip(0).numpy())
     for name, words in (
-        ("beyond.npz", r"points of other images: sample ids 500 to 523, this run has 0 to 23"),
+        ("beyond.npz", r"the sample ids are 500 to 523, and this run has 0 to 23"),
         ("another_order.npy", r"none of the first 8 adversarial images is in \[0, 1\] and within .*nearest is"),
     ):
         with pytest.raises(DatasetError, match=words):
             open_run(tiny(std=None, evaluate={"points": str(tmp_path / name)}))
     stage = stage_of(tiny(std=None, adv_images={"file": str(tmp_path / "beyond.npz")}), "adv_images")
-    with pytest.raises(DatasetError, match="points of other images"):
+    with pytest.raises(DatasetError, match="the sample ids are 500 to 523"):
         stage.complete(open_run(tiny(std=None)), DebugExecutor(), Watcher())
 
 
@@ -150,17 +150,17 @@ def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -
     np.savez(tmp_path / "other.npz", pixels=np.zeros((2, 1, 8, 8)))
     torch.save(torch.zeros(2, 3, 3), tmp_path / "three.pt")
     for name, words in {
-        "evil.pt": "holds no points that can be read",
-        "objects.npy": "holds no points that can be read",
+        "evil.pt": "holds no images that can be read",
+        "objects.npy": "holds no images that can be read",
         "nan.pt": "some pixels are NaN or infinite",
         "twice.npz": "1 sample ids come more than once",
         "other.npz": r"it holds \['pixels'\]; name the images x_adv",
         "three.pt": "are not N images",
-        "absent.pt": "there is no such file of points",
+        "absent.pt": "there is no such file",
     }.items():
         with pytest.raises(DatasetError, match=words):
-            read_points_file(str(tmp_path / name))
+            read_adv_images(str(tmp_path / name))
     torch.save(torch.zeros(N, 3, 32, 32), tmp_path / "cifar.pt")
     config = tiny(std=None, adv_images={"file": str(tmp_path / "cifar.pt")})
-    with pytest.raises(DatasetError, match=r"points have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
+    with pytest.raises(DatasetError, match=r"its images have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
         stage_of(config, "adv_images").run(config, executor=DebugExecutor())

@@ -4,7 +4,7 @@ Forms: .pt (a tensor, or a dict with `x_adv` or AutoAttack's `adv_complete`), .n
 names), and Parquet files or folders with the columns `sample_id` and `x_adv`, as runs leave them. Dicts and .npz may
 hold `sample_id`. Pickled objects raise, so that no code is executed.
 
-Shapes: N given points, B requested images, C x H x W.
+Shapes: N adversarial images in the file, B requested images, C x H x W.
 """
 
 import hashlib
@@ -27,32 +27,32 @@ _NAMES = ("x_adv", "adv_complete")  # ours and AutoAttack's
 
 
 @dataclass(frozen=True)
-class GivenPoints:
+class AdvImages:
     """Adversarial images from a file: float32, or uint8 in 255ths."""
 
     path: str
     x_adv_NCHW: Tensor
     rows: Mapping[int, int]  # sample id -> row
 
-    def require_of(self, n_images: int, x_BCHW: Tensor) -> None:
-        """Check that these are examples of the run's `n_images`, of which `x_BCHW` are the first.
+    def require_match(self, n_images: int, x_BCHW: Tensor) -> None:
+        """Check that these belong to the run's `n_images`, of which `x_BCHW` are the first.
 
         Raises:
             DatasetError: if they have another shape, or no sample id is one of the run's.
         """
         if self.x_adv_NCHW.shape[1:] != x_BCHW.shape[1:]:
             raise DatasetError(
-                f"{self.path}: points have the shape {tuple(self.x_adv_NCHW.shape[1:])}, the run's images "
+                f"{self.path}: its images have the shape {tuple(self.x_adv_NCHW.shape[1:])}, the run's images "
                 f"{tuple(x_BCHW.shape[1:])} (channels, height, width)"
             )
         if not any(0 <= each < n_images for each in self.rows):
             raise DatasetError(
-                f"{self.path}: points of other images: sample ids {min(self.rows)} to {max(self.rows)}, this run has "
-                f"0 to {n_images - 1}"
+                f"{self.path}: the sample ids are {min(self.rows)} to {max(self.rows)}, and this run has 0 to "
+                f"{n_images - 1}"
             )
 
-    def held_against(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "HeldPoints":
-        """Return the examples of these images, and which of them count."""
+    def checked(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "CheckedAdvImages":
+        """Return the adversarial images of these images, and which of them count."""
         given_B = torch.tensor([each in self.rows for each in sample_ids], device=x_BCHW.device)
         found = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
         x_adv = x_BCHW.clone()
@@ -61,14 +61,14 @@ class GivenPoints:
         in_range_B = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
         counts_B = given_B & in_range_B & ball.contains(x_adv, x_BCHW)
         tried = torch.where(counts_B[:, None, None, None], x_adv, x_BCHW)
-        return HeldPoints(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
+        return CheckedAdvImages(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
 
 
 @dataclass(frozen=True)
-class HeldPoints:
-    """Examples, and whether they are in the ball and the pixel range, in the order of the images."""
+class CheckedAdvImages:
+    """Adversarial images and whether they are in the ball and the pixel range, in the order of the images."""
 
-    tried: Tensor  # (B, C, H, W); the image itself if no point counts
+    tried: Tensor  # (B, C, H, W); the image itself if it does not count
     given: Tensor  # (B,) bool
     in_range: Tensor  # (B,) bool
     counts: Tensor  # (B,) bool: given, within [0, 1] and within the ball
@@ -76,7 +76,7 @@ class HeldPoints:
 
 
 @cache
-def read_points_file(path: str) -> GivenPoints:
+def read_adv_images(path: str) -> AdvImages:
     """Read and check a file of adversarial images, once per process.
 
     Raises:
@@ -86,23 +86,23 @@ def read_points_file(path: str) -> GivenPoints:
         values, ids = _read(Path(path))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DatasetError(f"{path} holds no points that can be read (a tensor or an array x_adv): {reason}") from error
+        raise DatasetError(f"{path} holds no images that can be read (a tensor or an array x_adv): {reason}") from error
     x_adv_NCHW = torch.as_tensor(values)
     if x_adv_NCHW.dim() != 4 or not len(x_adv_NCHW) or len(x_adv_NCHW) != len(ids):
         raise DatasetError(
-            f"{path}: points {tuple(x_adv_NCHW.shape)} with {len(ids)} sample ids are not N images (N, C, H, W)"
+            f"{path}: {tuple(x_adv_NCHW.shape)} with {len(ids)} sample ids are not N images (N, C, H, W)"
         )
     if x_adv_NCHW.dtype != torch.uint8 and not x_adv_NCHW.is_floating_point():
-        raise DatasetError(f"{path}: points are {x_adv_NCHW.dtype}; store floats in [0, 1], or uint8")
+        raise DatasetError(f"{path}: pixels are {x_adv_NCHW.dtype}; store floats in [0, 1], or uint8")
     if not bool(torch.isfinite(x_adv_NCHW).all()):
         raise DatasetError(f"{path}: some pixels are NaN or infinite")
     if len(set(ids)) < len(ids):
         raise DatasetError(f"{path}: {len(ids) - len(set(ids))} sample ids come more than once")
-    return GivenPoints(path, x_adv_NCHW, {each: row for row, each in enumerate(ids)})
+    return AdvImages(path, x_adv_NCHW, {each: row for row, each in enumerate(ids)})
 
 
 @cache
-def points_checksum(path: str) -> str:
+def adv_images_checksum(path: str) -> str:
     """Return the sha256 of a file, or of a folder's Parquet files in order. Raises DatasetError if none exists."""
     files = _files(Path(path))
     sha = hashlib.sha256()
@@ -115,7 +115,7 @@ def points_checksum(path: str) -> str:
 def _files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise DatasetError(f"{path}: there is no such file of points, nor a folder of Parquet files")
+        raise DatasetError(f"{path}: there is no such file, and no folder of Parquet files")
     return files
 
 
