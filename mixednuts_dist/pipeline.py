@@ -8,7 +8,6 @@ from torch import nn
 
 from .classifiers.base_classifiers import classifier_checksum
 from .config.run_config import RunConfig
-from .config.search_config import criterion_stage
 from .config.uris import ClassifierSource, DatasetSource
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
@@ -85,8 +84,6 @@ def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: boo
     stages = {stage.name: stage for stage in stages_of(opened.config)}  # a stage may reject its keys before any pass
     if opened.config.std is not None:
         stages["attack"].complete(opened, executor, progress)
-        if needed := criterion_stage(opened.config.search.criterion):
-            stages[needed].complete(opened, executor, progress)
         search.complete(opened, executor, progress)
     stages["evaluate"].complete(opened, executor, progress)
     if opened.config.std is not None:

@@ -5,7 +5,6 @@ The rows answer for every alpha and radius; no network pass is needed.
 Shapes: N images, K classes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +13,7 @@ from torch import Tensor
 
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform
-from ..selection.inputs import Certificates
-from .certificates import certified_radius, smoothed_margin
+from .certificates import certified_radius
 from .smoothing import SmoothingPlan, settled_classes
 
 ROB_ALONE = Mixture(IdentityTransform(), 1.0, 0.0)
@@ -77,13 +75,6 @@ class SmoothedAnswers:
         """Return which images are certified at a radius, (N,) bool."""
         certified_N: Tensor = self.reach(mixture) > radius
         return certified_N
-
-    def certificates(self, radius: float, sample_ids: Sequence[int] | None = None) -> Certificates:
-        """Return what a search by certificates reads about images, by default about all, in order."""
-        at = slice(None) if sample_ids is None else torch.as_tensor(sample_ids)
-        margins_N = smoothed_margin(*self.bounds, radius / self.plan.sigma)[at]
-        held_N = self.certified(ROB_ALONE, radius)[at]
-        return Certificates(held_N, self.shares_NK[at], torch.log1p(-margins_N[held_N]))
 
     def _std_NK(self) -> Tensor:  # noqa: N802
         std_NK = torch.zeros_like(self.shares_NK)

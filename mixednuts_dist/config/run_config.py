@@ -15,7 +15,7 @@ from .attack_config import AttackConfig, EvaluateConfig, ThreatConfig
 from .compute_config import ComputeConfig
 from .config_file import apply_override, read_yaml_file
 from .register import ATTACKS, STAGES, load_extensions
-from .search_config import SearchConfig, criterion_stage
+from .search_config import SearchConfig
 from .section import Positive, Section
 from .threat import check_norm
 from .uris import ClassifierSource, DatasetSource, Find, Located, Source, beside
@@ -225,16 +225,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _certificates_to_count(self) -> "RunConfig":
-        stage = criterion_stage(self.search.criterion)
-        if stage is not None and self.section(stage) is None:
-            raise ValueError(
-                f"search.criterion: {self.search.criterion!r} reads what the stage {stage} proves; give the "
-                f"configuration the key `{stage}: {{}}`, or search by attacked margins (criterion: exact)"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _attacks_in_the_norm(self) -> "RunConfig":
         method = ["square-margin"] if self.attack.method == "square" else []
         check_norm([*method, *self.evaluate.attacks], self.threat.norm)
@@ -272,11 +262,10 @@ class RunConfig(Section):
     def determinants(self) -> dict[str, Any]:
         """Return what determines the rows: all keys except storage and compute, and the content of extensions.
 
-        The cross-check and additional stages have separate content hashes. A stage whose certificates the
-        search counts is included, because it determines the selected parameters.
+        The cross-check and additional stages have separate content hashes.
         """
         left_out: dict[str, Any] = {
-            **dict.fromkeys({*self.added_stages()} - {criterion_stage(self.search.criterion)}, True),
+            **dict.fromkeys(self.added_stages(), True),
             "storage": True,
             "compute": True,
             "names": True,

@@ -79,21 +79,13 @@ CriterionName = Annotated[str, Registered(CRITERIA)]
 _WIDENINGS = 16
 
 
-def criterion_stage(criterion: str) -> str | None:
-    """Return the stage whose certificates a criterion reads, and None if it reads attacked images alone."""
-    stage: str | None = CRITERIA.entries()[criterion].facts.get("stage")
-    return stage
-
-
 class SearchConfig(Section):
     """Algorithm 1 over the cached logits."""
 
     criterion: CriterionName = Field(
         default="exact",
         description="`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and "
-        "`paper-interpolated` is Algorithm 1 with the quantile of the reference code. `certified` uses "
-        "the certificates of `certify` instead of the attack, and `beta` is then a share of the "
-        "certified images of the robust classifier.",
+        "`paper-interpolated` is Algorithm 1 with the quantile of the reference code.",
     )
     clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation.")
     clamps: tuple[ClampName, ...] = Field(default=(), description="Additional clamps to try. Ties go to `clamp`.")

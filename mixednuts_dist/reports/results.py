@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..attacks.budget import WARM_START
-from ..config.search_config import criterion_stage
 from ..config.threat import ThreatModel
 from ..config.uris import ClassifierSource
 from ..errors import InvalidInputError
@@ -355,9 +354,7 @@ def kept_predicted(results: RunResults, entry: Choice) -> Count:
 
 
 def asked(results: RunResults) -> int:
-    """Return the number of images that beta asks to retain; 0 if beta is a share of certified images."""
-    if criterion_stage(results.search.criterion):
-        return 0
+    """Return the number of images that beta asks to retain."""
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
 
 
@@ -426,11 +423,11 @@ def _retention_sentence(results: RunResults) -> str:
     if kept is None or not rob.robust.correct:
         return f"The robust classifier is correct on none of {rob.robust.total} attacked images; there is no retention."
     beta = f"beta = {results.parameters.beta:g}"
-    target = f"{beta} requires {asked(results)}" if asked(results) else f"{beta} is a share of certified images"
     more = f" and on {results.n_only_mixed} more images" if results.n_only_mixed else ""
     return (
         f"Under attack, the mixed classifier remains robust on {kept.correct} of the {kept.total} images on which the "
-        f"robust classifier does (retention {percent_text(kept)}%; {target}){more}: {share_text(mixed.robust)} in all."
+        f"robust classifier does (retention {percent_text(kept)}%; {beta} requires {asked(results)}){more}: "
+        f"{share_text(mixed.robust)} in all."
     )
 
 
@@ -454,12 +451,7 @@ def rounds_sentence(results: RunResults) -> str:
     """State the number of refinement rounds and whether they reached the target."""
     n_rounds = len(results.search.rounds)
     if results.kept is None or not n_rounds:
-        why = (
-            "beta counts certified images"
-            if criterion_stage(results.search.criterion)
-            else "rounds: 0, as in the paper"
-        )
-        return f"The search took no refinement rounds ({why})."
+        return "The search took no refinement rounds (rounds: 0, as in the paper)."
     reached = "reached" if results.kept.correct >= asked(results) else "not reached"
     plural = "" if n_rounds == 1 else "s"
     return f"The search took {n_rounds} refinement round{plural}. The target retention is {reached}."

@@ -68,15 +68,6 @@ class AttackedPoints:
 
 
 @dataclass(frozen=True)
-class Certificates:
-    """The certificates of each image at one radius. They do not depend on (s, p, c)."""
-
-    held_B: Tensor  # bool, the images on which the robust classifier alone is certified; there are n
-    shares_BK: Tensor  # votes under noise, which the smoothed classifier mixes instead of softmax(M(rob))
-    log_gaps_n: Tensor  # log(1 - certified margin) of those images
-
-
-@dataclass(frozen=True)
 class CachedLogits:
     """All inputs of a search and of its predictions; row i of every table is image i."""
 
@@ -86,7 +77,6 @@ class CachedLogits:
     std_pred_B: Tensor  # classes of the standard classifier on the clean images
     # Further adversarial examples; `image_P` are rows of these tables. None for a search without refinement rounds.
     points: AttackedPoints | None = None
-    certificates: Certificates | None = None
 
 
 def normed_logits(

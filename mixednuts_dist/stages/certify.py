@@ -8,7 +8,7 @@ Shapes: B images of a partition, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..distributed.tasks import Columns, Counts
     from ..distributed.workbench import Workbench
     from ..mixing.mixture import Mixture
-    from ..selection.inputs import Certificates
 
 Radius = Annotated[float, BeforeValidator(read_fraction), Field(gt=0, le=1000)]
 
@@ -71,10 +70,6 @@ class CertifyKeys(Section):
     )
     stop_when_decided: bool = Field(
         default=True, description="Stop early. `false` takes all `n` draws for every image."
-    )
-    radius: Radius | None = Field(
-        default=None,
-        description="Radius at which the criterion `certified` counts images. By default, the smallest of `radii`.",
     )
 
     @model_validator(mode="after")
@@ -125,13 +120,12 @@ class Certify(Stage):
         return tuple(sorted(self.keys.plan().radii))
 
     def content_hash(self, opened: Run) -> str:
-        """Leave out `radius`, which the search reads, because no row depends on it."""
         if (eot := opened.config.evaluate.eot) is not None:
             raise InvalidInputError(
                 f"certify: evaluate.eot={eot} admits a random classifier, whose votes cannot be reproduced. Certify a "
                 "run without eot"
             )
-        keys = self.keys.model_copy(update={"radius": None, "radii": self.radii})
+        keys = self.keys.model_copy(update={"radii": self.radii})
         return Stage.content_hash(Certify(self.name, keys), opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
@@ -152,11 +146,6 @@ class Certify(Stage):
         counts, std = ("chosen_counts", "counts", "n_drawn"), ["std_class"] * (opened.config.std is not None)
         rows = self.rows(opened, ["label", *counts, *std])
         return SmoothedAnswers(self.keys.plan(), rows["label"], rows.get("std_class"), *(rows[name] for name in counts))
-
-    def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:
-        """Return the certificates that a search counts; errors as in `answers`."""
-        radius = self.keys.radius or self.radii[0]
-        return self.answers(opened).certificates(radius, sample_ids)
 
     def outcomes(self, opened: Run) -> list[Outcome]:
         """Return the counts of the robust classifier alone and of the deployed mixed classifier at each radius."""

@@ -10,7 +10,7 @@ import torch
 
 from ..config.register import CRITERIA, load_extensions
 from ..config.run_config import digest
-from ..config.search_config import SearchConfig, criterion_stage
+from ..config.search_config import SearchConfig
 from ..distributed.executor import Executor, Scoring
 from ..distributed.tasks import SearchTask
 from ..errors import InvalidInputError
@@ -24,7 +24,6 @@ from ..selection.selection import score_candidates, search_grid, surrogate_alpha
 from ..storage.records import SearchResult, candidates_table
 from .runs import Run, searched_images
 from .search_result import SELECTED, search_content_hash
-from .stage import stage_of
 
 CANDIDATES = "search/candidates.parquet"
 SPARE = 0.003  # share of images kept beyond beta, rounded, because the evaluation is stronger than a round
@@ -40,9 +39,6 @@ class Choosing:
         labels_N, std_NK, rob_NK, attacked_NK = stored.values()
         # the attack stage's rows, to which refinement rounds add points
         self.rows = CachedLogits(rob_NK, attacked_NK, labels_N, std_NK.argmax(dim=1))
-        if (needed := criterion_stage(self._search.criterion)) is not None:
-            ids = None if sample is None else sample.tolist()
-            self.rows = replace(self.rows, certificates=stage_of(opened.config, needed).certificates(opened, ids))
         first = self._search.pairs()[0]
         self._grid = Grid.configured(self._search, *first)
         self._criterion(self.rows, first)  # raises before Ray starts
@@ -91,7 +87,7 @@ class Choosing:
                 *self._comparison_notes(deployed),
                 *(_limit_notes(search, criteria) if rows.points is not None else ()),
                 *_widening_notes(self._parts),
-                *_beta_notes(search, self._parts[0]),
+                *_beta_notes(search),
             ),
         )
 
@@ -109,7 +105,7 @@ class Choosing:
             return [max(1, min(most, wanted_images(beta, n))) for beta in grid.betas] if by_rounds else None
 
         on_tune = None
-        if self._search.tune and not by_rounds and self.rows.certificates is None:
+        if self._search.tune and not by_rounds:
             on_tune = self.executor.scoring(self.rows, self._task, self.opened.config.compute)
         if on_tune is None:
             return here
@@ -150,9 +146,9 @@ class Choosing:
 
 
 def attacks_its_choice(search: SearchConfig) -> bool:
-    """Return whether the search has rounds; criteria that fix the threshold by beta or count certificates have none."""
+    """Return whether the search has refinement rounds; criteria that fix the threshold by beta have none."""
     inequality: bool = CRITERIA.get(search.criterion).inequality
-    return bool(search.rounds) and inequality and criterion_stage(search.criterion) is None
+    return bool(search.rounds) and inequality
 
 
 def wanted_images(beta: float, n_robust: int) -> int:
@@ -213,13 +209,8 @@ def _limit_notes(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> tu
     )
 
 
-def _beta_notes(search: SearchConfig, first: Selection) -> tuple[str, ...]:
-    """Return a note on the meaning of beta if the choice is not attacked."""
-    if criterion_stage(search.criterion) is not None:
-        return (
-            f"The search counted certificates: beta is the share of the {first.n_attacked:,} images certified for rob "
-            "alone that the mixture stays certified on, and no attack is asked for that.",
-        )
+def _beta_notes(search: SearchConfig) -> tuple[str, ...]:
+    """Return a note on the meaning of beta if the criterion rules refinement rounds out."""
     if not search.rounds or attacks_its_choice(search):
         return ()
     return (

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from ..config.run_config import RunConfig
-from ..config.search_config import criterion_stage
 from ..distributed.executor import Executor, executing
 from ..errors import ContentHashMismatch, DamagedFile
 from ..selection.grid import kept_images
@@ -20,7 +19,6 @@ from .progress import RunProgress
 from .rounds import Rounds
 from .runs import Run, open_run, require_complete
 from .search_result import SELECTED, evaluate_content_hash, read_search_result, search_content_hash
-from .stage import stage_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +41,6 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
     _ = opened.config.required_std
     opened = opened.searched
     require_complete(opened, "attack", opened.attack_content_hash)
-    if (needed := criterion_stage(opened.config.search.criterion)) is not None:
-        require_complete(opened, needed, stage_of(opened.config, needed).content_hash(opened))
     if opened.store.exists(SELECTED) and opened.store.exists(CANDIDATES):
         try:
             result = read_search_result(opened)

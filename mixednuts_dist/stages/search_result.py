@@ -2,7 +2,6 @@
 
 from ..config.config_file import read_json
 from ..config.run_config import digest
-from ..config.search_config import criterion_stage
 from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
 from ..storage.records import SearchResult
 from ..storage.store import Store
@@ -14,9 +13,7 @@ SELECTED = "search/selected.json"
 
 def search_content_hash(opened: Run) -> str:
     """Return 8 hex digits of everything that determines the search's files."""
-    values, stage = opened.config.determinants(), criterion_stage(opened.config.search.criterion)
-    counted = {stage: values[stage]} if stage else {}
-    return digest({"attack": opened.attack_content_hash, "search": values["search"], **counted})
+    return digest({"attack": opened.attack_content_hash, "search": opened.config.determinants()["search"]})
 
 
 def evaluate_content_hash(opened: Run, search: SearchResult | None) -> str:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
-    from ..selection.inputs import Certificates
 
 
 class Stage:
@@ -89,10 +88,6 @@ class Stage:
     def outcomes(self, opened: Run) -> Sequence[Outcome]:  # noqa: ARG002
         """Return the stage's rows of the accuracy table; if empty, the report shows one row from the summaries."""
         return ()
-
-    def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:  # noqa: ARG002
-        """Return what the complete rows prove about images, for a search criterion that counts certificates."""
-        raise InvalidInputError(f"stage {self.name!r} certifies nothing that a search could count")
 
     def certified(self, opened: Run) -> Certified | None:  # noqa: ARG002
         """Return the certified images of `rob` and of the mixed classifier of each beta, for the report."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config.attack_config import EvaluateConfig
 from ..config.register import CRITERIA
 from ..config.run_config import RunConfig, digest
-from ..config.search_config import criterion_stage, grid_values
+from ..config.search_config import grid_values
 from ..distributed.executor import Executor
 from ..distributed.tasks import Task
 from ..errors import ConfigError
@@ -151,9 +151,8 @@ class Bench:
 
     @property
     def criterion(self) -> str:
-        """Return the criterion of the run, or `exact` instead of one that counts certificates."""
-        own = self.config.search.criterion
-        return "exact" if criterion_stage(own) else own
+        """Return the criterion of the run."""
+        return self.config.search.criterion
 
     def grid(self, *betas: float) -> Grid:
         """Return the grid of the run with its selected clamp and width; by default for the deployed beta."""

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from mixednuts_dist import load_run, pipeline
+from mixednuts_dist import pipeline
 from mixednuts_dist.certification.answers import ROB_ALONE
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import ConfigError, InvalidInputError, MissingArtifact
+from mixednuts_dist.errors import ConfigError, InvalidInputError
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.selection.grid import kept_images
-from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.runs import Run, reopen_run
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.certified_runs import SMOOTHING, content
+from tests.helpers.certified_runs import content
 
 
 def certified(folder: Path, **changes: Any) -> tuple[Certify, Run]:
@@ -129,49 +127,3 @@ def test_a_black_box_std_is_asked_for_nothing_but_its_class(
 def test_a_run_that_admits_random_classifiers_has_no_certificates(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="admits a random"):
         certified(tmp_path, evaluate={"attacks": ["apgd-ce"], "eot": 4})
-
-
-def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
-    """The stage runs before the search, which chooses the best parameters that keep enough certificates."""
-    found = {**content(tmp_path)["search"], "rounds": 8, "criterion": "certified", "beta": 0.9}
-    config = parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25}, search=found))
-    results = pipeline.run(config, executor=DebugExecutor(), drawn=False)
-    answers, radius = certify_of(config).answers(reopen_run(config)), 0.25
-    (folder,) = tmp_path.glob("*/runs/certified-*")
-    deployed = load_run(str(folder), trust_code=True).mixture
-    assert deployed.alpha == results.parameters.alpha
-    needed = kept_images(0.9, int(answers.certified(ROB_ALONE, radius).sum()))
-    assert int(answers.certified(deployed, radius).sum()) >= needed > 0
-    clean = int(answers.clean(deployed).sum())
-    for alpha in torch.linspace(0.505, 1, 30).tolist():
-        other = replace(deployed, alpha=alpha, one_minus_alpha=1 - alpha)
-        assert clean >= int(answers.clean(other).sum()) or int(answers.certified(other, radius).sum()) < needed
-    assert any("counted certificates" in note for note in results.search.notes)
-
-
-def test_a_search_by_certificates_says_what_it_lacks(tmp_path: Path) -> None:
-    by_certificates = {**content(tmp_path)["search"], "criterion": "certified"}
-    with pytest.raises(ConfigError, match="give the configuration the key"):
-        parse_config(content(tmp_path, search=by_certificates, certify=None))
-    config = parse_config(content(tmp_path, search=by_certificates))
-    attack.run(config, executor=DebugExecutor())
-    with pytest.raises(MissingArtifact, match="certify"):
-        search.run(config, executor=DebugExecutor())
-    far = parse_config(content(tmp_path / "far", search=by_certificates, certify={**SMOOTHING, "radius": 3.0}))
-    with pytest.raises(InvalidInputError, match="certified on no image"):
-        pipeline.run(far, executor=DebugExecutor(), drawn=False)
-
-
-def test_the_searchs_radius_asks_for_no_new_pass(finished: tuple[RunResults, Certify, Run], tmp_path: Path) -> None:
-    _, stage, opened = finished
-    other = certify_of(parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25})))
-    assert other.content_hash(opened) == stage.content_hash(opened)
-
-
-def test_what_the_search_counts_is_part_of_the_run_id(tmp_path: Path) -> None:
-    def run_id(criterion: str, **keys: Any) -> str:
-        search_keys = {**content(tmp_path)["search"], "criterion": criterion}
-        return parse_config(content(tmp_path, search=search_keys, certify={**SMOOTHING, **keys})).run_id()
-
-    assert run_id("certified") != run_id("certified", n=500)
-    assert run_id("exact") == run_id("exact", n=500)
