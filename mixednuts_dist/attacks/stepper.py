@@ -71,38 +71,43 @@ Numbers = Annotated[Tensor, None]  # (S,), in the dtype of the images
 Doubles = Annotated[Tensor, torch.float64]  # (S,)
 Counts = Annotated[Tensor, torch.long]  # (S,)
 Flags = Annotated[Tensor, torch.bool]  # (S,)
+Shared = Annotated[Tensor, "shared"]  # the same for all slots, of any shape; a stepper makes it once, in `init`
 
 
 @dataclass
 class SlotState:
-    """Base of a stepper's state: every tensor attribute has the slot as its first axis; other attributes are shared.
+    """Base of a stepper's state: every tensor attribute but `Shared` ones has the slot as its first axis.
 
     A tensor may be replaced by another one of the same shape (two buffers that are swapped).
     """
 
     @classmethod
     def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
-        """Return zeros for as many slots as there are images; `others` are the attributes with other annotations."""
+        """Return zeros for as many slots as there are images; `others` are the attributes without these annotations."""
         arrays = {}
-        for name, hint in get_type_hints(cls, include_extras=True).items():
-            for kind in getattr(hint, "__metadata__", ()):
-                is_image = kind == "images"
-                shape, dtype = (like_SCHW.shape, None) if is_image else (like_SCHW.shape[:1], kind)
-                arrays[name] = like_SCHW.new_zeros(shape, dtype=dtype)
+        for name, kind in _kinds(cls).items():
+            if kind == "images":
+                arrays[name] = like_SCHW.new_zeros(like_SCHW.shape)
+            elif kind != "shared":
+                arrays[name] = like_SCHW.new_zeros(like_SCHW.shape[:1], dtype=kind)
         return cls(**arrays, **others)
 
     def resize(self, index: Tensor, n_slots: int) -> None:
         """Keep the rows of `index`, in that order, and have `n_slots` rows; the others hold old values."""
+        kinds = _kinds(type(self))
         for name, values in vars(self).items():
-            if not isinstance(values, Tensor):
-                continue
-            if n_slots <= len(values):
-                values[: len(index)] = values[index]
+            if isinstance(values, Tensor) and kinds.get(name) != "shared":
+                kept = values[index]
+                if n_slots > len(values):
+                    values = values.new_zeros(n_slots, *values.shape[1:])  # noqa: PLW2901
+                values[: len(index)] = kept
                 setattr(self, name, values[:n_slots])
-            else:
-                larger = values.new_zeros(n_slots, *values.shape[1:])
-                larger[: len(index)] = values[index]
-                setattr(self, name, larger)
+
+
+def _kinds(state: type[SlotState]) -> dict[str, Any]:
+    """Return the annotation of each annotated array."""
+    hints = get_type_hints(state, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
 @dataclass
