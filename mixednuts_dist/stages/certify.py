@@ -68,9 +68,6 @@ class CertifyKeys(Section):
         max_length=100,
         description="Stop drawing for an image if its certificates at these alphas and `radii` can no longer change.",
     )
-    stop_when_decided: bool = Field(
-        default=True, description="Stop early. `false` takes all `n` draws for every image."
-    )
 
     @model_validator(mode="after")
     def _enough_draws(self) -> CertifyKeys:
@@ -84,9 +81,7 @@ class CertifyKeys(Section):
         from ..certification.smoothing import SmoothingPlan
 
         radii = self.radii or tuple(round(share * self.sigma, 9) for share in (0.4, 1, 2))
-        return SmoothingPlan(
-            self.sigma, self.n, self.confidence, self.n_choose, self.alphas, radii, self.stop_when_decided
-        )
+        return SmoothingPlan(self.sigma, self.n, self.confidence, self.n_choose, self.alphas, radii)
 
 
 @STAGES("certify", describes="certified robustness in L2, by randomized smoothing", order=3)

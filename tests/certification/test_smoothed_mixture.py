@@ -1,5 +1,6 @@
 """`SmoothedMixture` as a classifier: its certificates, abstention and errors."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import IdentityTransform
 from mixednuts_dist.stages import attack, search
-from mixednuts_dist.stages.certify import Certify
+from mixednuts_dist.stages.certify import Certify, CertifyKeys
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.certified_runs import SMOOTHING, content
+from tests.helpers.certified_runs import content
 
 N_IMAGES = 24
 
@@ -37,8 +38,12 @@ def smoothed(alpha: float = 0.8, **changes: object) -> mn.SmoothedMixture:
     return mn.SmoothedMixture(mn.MixedClassifier(std, rob, IdentityTransform(), alpha), **changes)  # type: ignore[arg-type]
 
 
-def test_a_runs_smoothed_mixture_has_the_stages_certificates(tmp_path: Path, digits: tuple[Tensor, Tensor]) -> None:
-    config = parse_config(content(tmp_path, certify={**SMOOTHING, "stop_when_decided": False}))
+def test_a_runs_smoothed_mixture_has_the_stages_certificates(
+    tmp_path: Path, digits: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_of = CertifyKeys.plan  # with every draw, as `certify` takes them
+    monkeypatch.setattr(CertifyKeys, "plan", lambda keys: replace(plan_of(keys), stop_when_decided=False))
+    config = parse_config(content(tmp_path))
     searched(config)
     (folder,) = tmp_path.glob("*/runs/certified-*")
     loaded = load_smoothed(str(folder), beta=1.0)
