@@ -130,11 +130,8 @@ def _stage(given: Invocation, name: str) -> None:
         return
     for title, table in tables.items():
         print_table(table, Console(), title)
-    further = dict(stage.further())
     if name in given.config.added_stages():
-        further = {"the whole run, with this table in its report": "", **further}
-    for why, override in further.items():
-        given.console.print(f"Next, {why}: {given.typed('run', *filter(None, [override]))}")
+        given.console.print(f"Next, the whole run, with this table in its report: {given.typed('run')}")
 
 
 def _search(given: Invocation) -> None:

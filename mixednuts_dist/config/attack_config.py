@@ -88,11 +88,6 @@ class EvaluateConfig(Section):
         default=True,
         description="Try the stored adversarial examples of the attack stage and the refinement rounds first.",
     )
-    points: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        description="File of adversarial images that are tried before any attack, in a format of `evaluate "
-        "--adv-images`.",
-    )
     check: Literal["pyautoattack"] | None = Field(
         default=None, description="Cross-check: the unmodified package attacks the images that are still robust."
     )

@@ -93,9 +93,6 @@ class VerifyAdvImages(Stage):
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return {self.model_name(opened.config): (2, 0)}
 
-    def further(self) -> Mapping[str, str]:
-        return {"an evaluation that tries these images first": f"evaluate.points={self.keys.file}"}
-
     def words(self) -> str:
         return f"right at the points of {self.keys.file} too"
 

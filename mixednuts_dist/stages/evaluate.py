@@ -18,7 +18,7 @@ from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
 from ..storage.tables import FLAG, SURVIVED
-from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
+from .points import StoredPoints, hardest_points, points_of_round, read_points
 from .progress import RunProgress
 from .runs import Run, finished_partitions
 from .search_result import evaluate_content_hash
@@ -94,8 +94,6 @@ class Evaluate(Stage):
 
         def with_points(partition: Partition) -> Group:
             group, points = worker.group(partition), read_points(worker, partition, self.points)
-            if self.keys.points is not None:
-                points.append(held_points(worker, partition, self.keys.points).tried)
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
         outcome = worker.attacked(partition, self.engine(worker, x, self.keys.attacks), group=with_points)
@@ -126,5 +124,5 @@ class Evaluate(Stage):
 def steps_of(opened: Run) -> list[str]:
     """Return the names of the steps of the evaluation, in order; each has a column of surviving images."""
     evaluate = opened.config.evaluate
-    warm = (evaluate.warm_start and opened.config.std is not None) or evaluate.points is not None
+    warm = evaluate.warm_start and opened.config.std is not None
     return [*([WARM_START] if warm else []), *evaluate.attacks]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..config.run_config import RunConfig
 from ..errors import BaseClassifierError, ConfigError, DatasetError
 
-if TYPE_CHECKING:  # `status` works without PyTorch
-    from torch import Tensor
-
-GIVEN_POINTS = "given points"  # the key of `evaluate.points` among the checksums
 _PROBE_IMAGES = 8
 _LEAST_CLASSES = 4  # for evaluate.check: the targeted DLR loss of pyautoattack needs a fourth logit
 
@@ -23,7 +18,7 @@ class Inputs:
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 by key: "data", "labels", "std", "rob", "given points"
+    checksums: dict[str, str]  # sha256 by key: "data", "labels", "std", "rob"
     masked: list[str] = field(default_factory=list)  # "std" or "rob" if its gradient is zero, which blinds attacks
     mixed: bool = False  # whether `rob` is itself a mixed classifier, such as RobustBench's Bai2024MixedNUTS
 
@@ -81,22 +76,4 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
-    if evaluate.points is not None:
-        checksums[GIVEN_POINTS] = _checked_points(config, evaluate.points, n_images, images)
     return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, masked, mixed)
-
-
-def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor) -> str:
-    """Return the checksum of submitted adversarial images, after a comparison with the first images."""
-    from ..images.adv_image_files import adv_images_checksum, read_adv_images
-
-    given, threat = read_adv_images(path), config.threat.threat_model()
-    given.require_match(n_images, images)
-    held = given.checked(range(len(images)), images, threat)
-    if bool(held.given.any()) and not bool(held.counts.any()):
-        nearest = float(held.distance[held.given].min())
-        raise DatasetError(
-            f"{path}: none of the first {len(images)} adversarial images is in [0, 1] and within {threat}; the "
-            f"nearest is {nearest:.3g} away: are they of other images, or in another order? Give their sample_id"
-        )
-    return adv_images_checksum(path)

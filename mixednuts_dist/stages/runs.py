@@ -23,7 +23,7 @@ from ..storage.records import PartitionSummary
 from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
 from ..storage.store import Store
 from ..storage.tables import read_columns
-from .run_inputs import GIVEN_POINTS, Inputs, inspect_inputs
+from .run_inputs import Inputs, inspect_inputs
 
 if TYPE_CHECKING:  # `status` works without PyTorch
     from torch import Tensor
@@ -77,8 +77,7 @@ class Run:
     @property
     def attack_content_hash(self) -> str:
         """8 hex digits of everything that determines the attack stage's rows, including weights and images."""
-        checksums = {key: value for key, value in self.inputs.checksums.items() if key != GIVEN_POINTS}
-        return digest({**self.config.attack_determinants(), "checksums": checksums})
+        return digest({**self.config.attack_determinants(), "checksums": self.inputs.checksums})
 
 
 def open_run(config: RunConfig) -> Run:

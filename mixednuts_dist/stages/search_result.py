@@ -5,7 +5,6 @@ from ..config.run_config import digest
 from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
 from ..storage.records import SearchResult
 from ..storage.store import Store
-from .run_inputs import GIVEN_POINTS
 from .runs import Run
 
 SELECTED = "search/selected.json"
@@ -22,18 +21,16 @@ def evaluate_content_hash(opened: Run, search: SearchResult | None) -> str:
     Args:
         search: the result that names the deployed mixed classifier; None for AutoAttack on `rob` alone.
     """
-    values, checksums = opened.config.determinants(), opened.inputs.checksums
+    values = opened.config.determinants()
     if search is None:
         keys = ("version", "data", "rob", "threat", "seed", "partition_size", "precision", "evaluate")
-        return digest({**{key: values[key] for key in keys}, "checksums": checksums})
+        return digest({**{key: values[key] for key in keys}, "checksums": opened.inputs.checksums})
     cut = {} if opened.searched is opened or not values["evaluate"]["warm_start"] else {"first": _n_warm(opened)}
-    given = {GIVEN_POINTS: checksums[GIVEN_POINTS]} if GIVEN_POINTS in checksums else {}
     return digest({
         "attack": opened.attack_content_hash,
         "deployed": deployed_settings(search),
         "evaluate": values["evaluate"],
         "points": [done.content_hash for done in search.rounds],
-        **given,
         **cut,
     })  # fmt: skip
 

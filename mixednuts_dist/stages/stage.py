@@ -77,10 +77,6 @@ class Stage:
         """Return the expected cost per partition in any unit, or None for the number of images."""
         return None
 
-    def further(self) -> Mapping[str, str]:
-        """Return other runs that use the rows, reason -> KEY.PATH=VALUE; the command prints them as next steps."""
-        return {}
-
     def words(self) -> str:
         """Return, for the report, what a robust image withstands."""
         return STAGES.entries()[self.name].describes

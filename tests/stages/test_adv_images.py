@@ -15,12 +15,12 @@ from mixednuts_dist import AttackBudget, ThreatModel, autoattack, load_classifie
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import ContentHashMismatch, DatasetError
-from mixednuts_dist.images.adv_image_files import adv_images_checksum, read_adv_images
+from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.images.adv_image_files import read_adv_images
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.runs import Watcher, rows_of, tiny_content
+from tests.helpers.runs import Watcher, tiny_content
 
 N, EPS = 24, 0.15
 
@@ -40,7 +40,6 @@ def verified_images(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any
     asked = parse_config({**config.model_dump(mode="json", exclude_unset=True), "adv_images": {"file": str(points)}})
     assert asked.run_id() == config.run_id()
     stage = stage_of(asked, "adv_images")
-    assert list(stage.further().values()) == [f"evaluate.points={points}"]  # the command that is printed next
     opened = stage.run(asked, executor=DebugExecutor(), progress=Watcher())
     submitted, verified = stage.tables(opened).values()
     return stage.outcomes(opened), {"about": dict(submitted[1]), "verified": {row[0]: row[1:] for row in verified[1]}}
@@ -68,7 +67,7 @@ def test_evaluate_adv_images_prints_a_row_per_classifier(finished: RunConfig, tm
     arguments = ["evaluate", str(tmp_path / "tiny.yaml"), "--adv-images", str(tmp_path / "x_adv.pt")]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
-    for line in ("std          24/24", "rob ", "mixed ", "mixednuts run", "--set evaluate.points="):
+    for line in ("std          24/24", "rob ", "mixed ", "mixednuts run"):
         assert line in done.output
 
 
@@ -105,40 +104,11 @@ def test_adversarial_example_that_breaks_an_image_is_named(tiny: Callable[..., R
     assert rob.robust == results["accuracy"]["rob"]["robust"]["correct"] - 1 == int(robust.sum()) - 1
 
 
-def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig]) -> None:
-    """Points of a strong attack are submitted; a weak evaluation then counts only images that survive both."""
-    weak = {"n_iter": 1, "attacks": ["apgd-ce"]}
-    strong = tiny(std=None, evaluate={"attacks": ["apgd-t"], "n_iter": 20})
-    pipeline.run(strong, executor=DebugExecutor())
-    points = str(rows_of(strong, "evaluate"))
-    before, after = tiny(std=None, evaluate=weak), tiny(std=None, evaluate={**weak, "points": points})
-    assert before.run_id() != after.run_id()
-    for config in (before, after):
-        results = pipeline.run(config, executor=DebugExecutor())
-    by_strong, by_weak, by_both = (evaluated(config, "robust")["robust"] for config in (strong, before, after))
-    assert torch.equal(by_both, by_weak & by_strong)
-    steps = {step.step: step for step in results.survival}
-    assert list(steps) == ["clean", "warm-start", "apgd-ce"]
-    assert steps["warm-start"].correct == int(by_strong.sum()), "the points went first"
-    assert open_run(after).attack_content_hash == open_run(before).attack_content_hash
-    next(Path(points).glob("part-*.parquet")).unlink()
-    adv_images_checksum.cache_clear()  # as another process
-    with pytest.raises(ContentHashMismatch, match="given points was"):
-        open_run(after)
-
-
-def test_points_of_other_images_are_refused_before_any_pass(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_adversarial_images_of_others_are_rejected(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
     x, _ = open_dataset("digits").read(0, N)
     np.savez(tmp_path / "beyond.npz", x_adv=x.numpy(), sample_id=np.arange(500, 500 + N))
-    np.save(tmp_path / "another_order.npy", x.flip(0).numpy())
-    for name, words in (
-        ("beyond.npz", r"the sample ids are 500 to 523, and this run has 0 to 23"),
-        ("another_order.npy", r"none of the first 8 adversarial images is in \[0, 1\] and within .*nearest is"),
-    ):
-        with pytest.raises(DatasetError, match=words):
-            open_run(tiny(std=None, evaluate={"points": str(tmp_path / name)}))
     stage = stage_of(tiny(std=None, adv_images={"file": str(tmp_path / "beyond.npz")}), "adv_images")
-    with pytest.raises(DatasetError, match="the sample ids are 500 to 523"):
+    with pytest.raises(DatasetError, match="the sample ids are 500 to 523, and this run has 0 to 23"):
         stage.complete(open_run(tiny(std=None)), DebugExecutor(), Watcher())
 
 
