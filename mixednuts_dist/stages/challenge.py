@@ -17,7 +17,7 @@ from ..distributed.workbench import Workbench
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
 from ..storage.partitions import Partition, Sample
-from .points import StoredPoints, bits_apart, hardest_points, read_points
+from .points import StoredPoints, hardest_points, read_points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class RoundTask(Task):
     """Attacks each mixed classifier on the images near its threshold that no stored adversarial example breaks.
 
     The columns of mixed classifier i end in `_i`: `tried`, `broken`, the raw logits of both base classifiers at the
-    adversarial example, and `x_adv`, which holds its `bits_apart`. Rows of images that were not tried hold zeros. The
+    adversarial example, and `x_adv`. Rows of images that were not tried hold zeros, and the clean image as `x_adv`. The
     examples against one mixed classifier are tried on the next one.
     """
 
@@ -71,7 +71,7 @@ class RoundTask(Task):
                 f"broken_{i}": broken,
                 f"rob_attacked_{i}": _logits_of(rows, rob_at[-1]),
                 f"std_attacked_{i}": _logits_of(rows, worker.logits(worker.std, found)),
-                f"x_adv_{i}": bits_apart(points[-1], x),
+                f"x_adv_{i}": points[-1],
             }
             robust = robust & ~broken
         clean = worker.logits(worker.mixed(self.mixtures[0]), x)

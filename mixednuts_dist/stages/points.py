@@ -41,30 +41,6 @@ def points_of_round(done: SearchRound) -> StoredPoints:
     return StoredPoints(round_folder(done.round), done.content_hash, columns)
 
 
-def bits_apart(x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-    """Encode float32 points as the number of floats between each pixel and the image's, (B, C, H, W) int32.
-
-    The encoding is exact and compresses to less than half of the bytes: in Linf, three of four pixels end at a side of
-    their interval, so pixels of one value have few different distances.
-
-    Example:
-        >>> import torch
-        >>> x, x_adv = torch.rand(2, 1, 3, 3), torch.rand(2, 1, 3, 3)
-        >>> torch.equal(moved_by(bits_apart(x_adv, x), x), x_adv)
-        True
-    """
-    import torch
-
-    return x_adv_BCHW.view(torch.int32) - x_BCHW.view(torch.int32)  # modulo 2^32, as is the sum
-
-
-def moved_by(bits_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-    """Decode the points that `bits_apart` has encoded."""
-    import torch
-
-    return (x_BCHW.view(torch.int32) + bits_BCHW).view(torch.float32)
-
-
 def read_points(worker: Workbench, partition: Partition, points: Sequence[StoredPoints]) -> list[Tensor]:
     """Return (B, C, H, W) for each column; a row without an example is the clean image."""
     x, _ = worker.images(partition)
@@ -73,9 +49,7 @@ def read_points(worker: Workbench, partition: Partition, points: Sequence[Stored
         if source.n_images is not None and partition.start >= source.n_images:
             found.append(x)
             continue
-        for column in source.columns:
-            stored = worker.stored(partition, source.stage, source.content_hash, column)
-            found.append(stored if stored.is_floating_point() else moved_by(stored, x))
+        found += [worker.stored(partition, source.stage, source.content_hash, column) for column in source.columns]
     return found
 
 

@@ -179,7 +179,7 @@ class Rounds:
             "reaches": reaches,
             "budget": [budget.n_iter, budget.n_target_classes, budget.joint_starts],
             "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
-            "points": [[source.stage, source.content_hash] for source in self._sources],
+            "warm_start": [[source.stage, source.content_hash] for source in self._sources],
             **({"sample": vars(sample)} if sample else {}),
             **({"eot": evaluate.eot} if evaluate.eot else {}),
         }

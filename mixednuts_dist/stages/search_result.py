@@ -30,7 +30,7 @@ def evaluate_content_hash(opened: Run, search: SearchResult | None) -> str:
         "attack": opened.attack_content_hash,
         "deployed": deployed_settings(search),
         "evaluate": values["evaluate"],
-        "points": [done.content_hash for done in search.rounds],
+        "rounds": [done.content_hash for done in search.rounds],
         **cut,
     })  # fmt: skip
 
