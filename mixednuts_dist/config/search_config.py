@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from .config_file import shortened
 from .register import CLAMPS, CRITERIA
 from .section import Positive, Registered, Repeats, Section
 
@@ -111,7 +110,6 @@ class SearchConfig(Section):
         description="Target retentions. The search selects parameters and predicts accuracies for each.",
     )
     beta: Beta = Field(default=0.985, description="Target retention whose parameters are deployed and attacked.")
-    keep: Beta | None = Field(default=None, exclude=True, description="Another name for `beta`.")
     sample: Positive | Literal["auto"] = Field(
         default="auto",
         description="Number of images that the search reads, drawn at random if the run has more. `auto` reads up to "
@@ -149,20 +147,11 @@ class SearchConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_target(cls, content: Any) -> Any:
-        """Turn `keep` into `beta`, and reject two targets."""
-        if not isinstance(content, Mapping):
+    def _widen_the_default_grid(cls, content: Any) -> Any:
+        """Set `widen`, whose default depends on whether the file has a grid."""
+        if not isinstance(content, Mapping) or content.get("widen") is not None:
             return content
-        content = dict(content)
-        given = [name for name in ("beta", "keep") if content.get(name) is not None]
-        # A resolved configuration names the default beta in addition to its target.
-        targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
-        if len(targets) > 1:
-            values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
-            raise ValueError(f"{values} are {len(targets)} targets; a search has beta or keep")
-        if content.get("widen") is None:
-            content["widen"] = 0 if {"scales", "powers", "biases"} & content.keys() else _WIDENINGS
-        return {**content, "beta": content["keep"]} if "keep" in targets else content
+        return {**content, "widen": 0 if {"scales", "powers", "biases"} & content.keys() else _WIDENINGS}
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
