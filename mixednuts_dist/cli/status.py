@@ -129,7 +129,7 @@ def _run_cells(run: Run) -> dict[str, Any]:
     summaries = {stage.name: found for stage, found in stages}
     every = [summary for found in summaries.values() for summary in found]
     begun = [f"{stage.name} {len(found)}/{len(stage.part(run).partitions)}" for stage, found in stages]
-    gpu, core = device_hours(every)
+    core, gpu = device_hours(every)
     clean, robust = outcome_counts(summaries["evaluate"]) if "evaluate" in summaries else (None, None)
     cells = (
         config.data.uri.written,
@@ -344,7 +344,7 @@ def _pace_text(stage: StageStatus) -> str:
 def pace_of(summaries: Sequence[PartitionSummary], n_images: int, now: float) -> Pace:
     """Return the pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
     n_done = sum(summary.n_images for summary in summaries)
-    gpu, core = device_hours(summaries)
+    core, gpu = device_hours(summaries)
     each_left = (n_images - n_done) / n_done if n_done else 0.0
     finished = max((summary.finished for summary in summaries), default=0.0)
     speed = _speed(summaries, max(now, finished))  # a worker's clock may be ahead of this machine's

@@ -119,13 +119,15 @@ def compare(runs: tuple[str, ...], trust_code: bool, as_json: bool) -> None:
         from ..reports.table import print_table
         from ..stages.runs import stored_run
 
-        found = comparison.compare([stored_run(run_folder(run), trusted=trust_code) for run in runs])
+        opened = [stored_run(run_folder(run), trusted=trust_code) for run in runs]
+        pairs = comparison.compare(opened)
         if as_json:
-            click.echo(json.dumps(found.to_json(), indent=2))
+            names = [run.config.run_id() for run in opened]
+            click.echo(json.dumps({"format": "mixednuts-comparison/1", "runs": names, "pairs": pairs}, indent=2))
             return
-        print_table(found.table(), Console())
-        for sentence in found.sentences():
-            click.echo(sentence)
+        print_table(comparison.comparison_table(opened, pairs), Console())
+        for note in comparison.comparison_notes(opened):
+            click.echo(note)
 
 
 def _radius(text: str) -> float:

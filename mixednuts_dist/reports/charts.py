@@ -19,18 +19,18 @@ def lines(rows: Sequence[Row], *, x: str, y: str) -> Figure:
     Args:
         x, y: the titles of the axes.
     """
-    names = list(dict.fromkeys(str(row["series"]) for row in rows))
-    across = number("x", x)
-    up, marked = number("y", y, nice=True), key(names)
-    layers = [
-        layer(
-            "line", [row for row in rows if row["series"] == name], {"x": across, "y": up, "color": marked["color"]},
-            strokeWidth=1.5, strokeDash=DASHES[i % len(DASHES)],
-        )
-        for i, name in enumerate(names)
-    ]  # fmt: skip
-    layers.append(layer("point", rows, {"x": across, "y": up, **marked}, filled=True, size=60, opacity=1))
-    return Figure([panel(*layers)])
+    marked = key(list(dict.fromkeys(str(row["series"]) for row in rows)))
+    place = {"x": number("x", x), "y": number("y", y, nice=True)}
+    dash = {**marked["color"], "legend": None}
+    dash["scale"] = {**dash["scale"], "range": DASHES}
+    return Figure(
+        [
+            panel(
+                layer("line", rows, {**place, "color": marked["color"], "strokeDash": dash}, strokeWidth=1.5),
+                layer("point", rows, {**place, **marked}, filled=True, size=60, opacity=1),
+            )
+        ]
+    )
 
 
 def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Figure:
@@ -178,16 +178,13 @@ def accuracy_axes(shown: tuple[Span, Span]) -> tuple[Spec, Spec]:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Two groups of images over the same bins.
-
-    `groups` are rows with `series` (one of the chart's two names), `counts` (images per bin), `n` and `median` (None
-    draws no line); `edges` has one entry more than `counts`. `rule` is where a line is drawn.
-    """
+    """Two groups of images over the same bins, by the names of the chart's two series."""
 
     title: str
-    groups: Sequence[Row]
-    edges: Sequence[float]
-    rule: float | None = None
+    counts: Mapping[str, Sequence[int]]  # images in each bin
+    edges: Sequence[float]  # one more than bins
+    medians: Mapping[str, float | None]  # where the group's line is drawn
+    rule: float | None = None  # where another line is drawn
 
 
 def histograms(
@@ -210,14 +207,13 @@ def histograms(
 
 def _histogram(shown: Histogram, x: str, series: Mapping[str, str], *, odds: bool, legend: bool) -> Spec:
     (filled, outline), edges = series, shown.edges
-    rows = [row for group in shown.groups for row in _bins(group, edges)]
+    rows = [row for name, counts in shown.counts.items() for row in _bins(name, counts, edges)]
     across = number("left", x, type="symlog" if odds else "log", domain=[edges[0], edges[-1]])
     labels = {"labelExpr": _FROM_ODDS} if odds else {"format": "~g"}
     across["axis"] = {"values": _ticks(edges, odds=odds), "labelOverlap": True, "labelSeparation": 6, **labels}
     up = number("share", "share of images (%)", zero=True)
     color = colors(list(series), series, legend=legend, symbolType="stroke")
-    medians = [{**group, "left": max(group["median"], edges[0])} for group in shown.groups if group["median"]]
-    medians = [{"series": row["series"], "left": row["left"]} for row in medians]
+    medians = [{"series": name, "left": max(median, edges[0])} for name, median in shown.medians.items() if median]
     common = {"x": across, "color": color}
     layers = [
         layer("bar", [row for row in rows if row["series"] == filled],
@@ -248,14 +244,14 @@ def _ticks(edges: Sequence[float], *, odds: bool) -> list[float]:
     return [n for n in (*(-n for n in reversed(apart)), 0.0, *apart) if edges[0] <= n <= edges[-1]]
 
 
-def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
-    """Return the share of the group in each bin, and the last share once more at the end of the outline."""
-    if not group["n"]:
+def _bins(name: str, counts: Sequence[int], edges: Sequence[float]) -> list[Row]:
+    """Return the share of a group in each bin, and the last share once more at the end of the outline."""
+    if not any(counts):
         return []
-    shares = [100 * n / group["n"] for n in group["counts"]]
+    shares = [100 * n / sum(counts) for n in counts]
     steps = [*zip(edges, edges[1:], shares, strict=False), (edges[-1], edges[-1], shares[-1])]
     return [
-        {"series": group["series"], "left": float(f"{left:.4g}"), "right": float(f"{right:.4g}"), "share": share}
+        {"series": name, "left": float(f"{left:.4g}"), "right": float(f"{right:.4g}"), "share": share}
         for left, right, share in steps
     ]
 

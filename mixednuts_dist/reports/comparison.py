@@ -3,8 +3,7 @@
 Shapes: N images of the runs.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -13,64 +12,17 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..stages.runs import Run
 from ..stages.stage import stage_of
-from .counts import difference_interval, minus
+from .counts import minus, paired_interval
 from .table import Cell, Table
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two runs, on one question: clean or robust."""
+def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Compare all pairs of two or more finished runs, first on clean and then on attacked images.
 
-    what: str
-    first: str
-    second: str
-    both: int
-    only_first: int
-    only_second: int
-    neither: int
-    interval: tuple[float, float]  # 95% interval for the difference, in points
-    difference_points: float  # the accuracy of the first minus that of the second
-    p: float  # McNemar's exact test
-    p_holm: float  # the same, corrected over all pairs of this question
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All pairs of the runs, each on clean and on attacked images."""
-
-    runs: tuple[Run, ...]
-    pairs: tuple[Pair, ...]
-
-    def table(self) -> Table:
-        """Return a row for each pair and question; the runs are A, B and so on."""
-        letters = {run.config.run_id(): letter for letter, run in self._lettered()}
-        rows: list[list[Cell]] = []
-        for pair in self.pairs:
-            low, high = pair.interval
-            points = minus(f"{pair.difference_points:+.2f}"), minus(f"[{low:+.1f}, {high:+.1f}]")
-            counts = pair.both, pair.only_first, pair.only_second, pair.neither
-            rows.append([f"{pair.what}, {letters[pair.first]} {letters[pair.second]}", *counts, *points, pair.p_holm])
-        return Table(["right", "both", "first", "second", "neither", "points", "95%", "p (Holm)"], rows)
-
-    def sentences(self) -> list[str]:
-        """Name the runs and the test, and warn if the runs were attacked differently."""
-        found = [f"{letter}: {run.config.run_id()} in {run.store.uri}" for letter, run in self._lettered()]
-        found.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
-        if any(run.config.evaluate != self.runs[0].config.evaluate for run in self.runs):
-            found.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return `runs` and a list `pairs` with counts, interval, `p` and `p_holm`."""
-        names, pairs = [run.config.run_id() for run in self.runs], [asdict(pair) for pair in self.pairs]
-        return {"format": "mixednuts-comparison/1", "runs": names, "pairs": pairs}
-
-    def _lettered(self) -> Iterator[tuple[str, Run]]:
-        return ((chr(ord("A") + i), run) for i, run in enumerate(self.runs))
-
-
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare all pairs of two or more finished runs.
+    Returns:
+        For each pair: the question `what`, the run ids `first` and `second`, the images that are right in `both`, in
+        one (`only_first`, `only_second`) or in `neither`, the difference of the accuracies in points with its 95%
+        `interval`, the `p` of McNemar's exact test, and `p_holm`, corrected over all pairs of this question.
 
     Raises:
         InvalidInputError: for fewer than two runs, or if images or threat models differ.
@@ -81,14 +33,54 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise InvalidInputError("a comparison takes two runs or more; give their folders or URIs")
     for run in runs[1:]:
         _require_comparable(runs[0], run)
-    correct, pairs = [(run.config.run_id(), _correct(run)) for run in runs], list[Pair]()
+    correct, pairs = [(run.config.run_id(), _correct(run)) for run in runs], list[dict[str, Any]]()
     for what in ("clean", "robust"):
         found = [
-            _pair(what, first, second, first_by[what], second_by[what])
+            {"what": what, "first": first, "second": second, **_counts(first_by[what], second_by[what])}
             for (first, first_by), (second, second_by) in combinations(correct, 2)
         ]
-        pairs += [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
-    return Comparison(tuple(runs), tuple(pairs))
+        corrected = holm([pair["p"] for pair in found])
+        pairs += [{**pair, "p_holm": p_holm} for pair, p_holm in zip(found, corrected, strict=True)]
+    return pairs
+
+
+def _counts(first_N: Tensor, second_N: Tensor) -> dict[str, Any]:
+    only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
+    return {
+        "both": int((first_N & second_N).sum()),
+        "only_first": only_first,
+        "only_second": only_second,
+        "neither": int((~first_N & ~second_N).sum()),
+        "interval": paired_interval(only_first, only_second, first_N.numel()),
+        "difference_points": 100 * (only_first - only_second) / first_N.numel(),
+        "p": exact_mcnemar(only_first, only_second),
+    }
+
+
+def comparison_table(runs: Sequence[Run], pairs: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row for each pair and question; the runs are A, B and so on."""
+    letters = {run.config.run_id(): letter for letter, run in _lettered(runs).items()}
+    rows: list[list[Cell]] = []
+    for pair in pairs:
+        low, high = pair["interval"]
+        points = minus(f"{pair['difference_points']:+.2f}"), minus(f"[{low:+.1f}, {high:+.1f}]")
+        counts = [pair[name] for name in ("both", "only_first", "only_second", "neither")]
+        name = f"{pair['what']}, {letters[pair['first']]} {letters[pair['second']]}"
+        rows.append([name, *counts, *points, pair["p_holm"]])
+    return Table(["right", "both", "first", "second", "neither", "points", "95%", "p (Holm)"], rows)
+
+
+def comparison_notes(runs: Sequence[Run]) -> list[str]:
+    """Name the runs and the test, and warn if the runs were attacked differently."""
+    found = [f"{letter}: {run.config.run_id()} in {run.store.uri}" for letter, run in _lettered(runs).items()]
+    found.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
+    if any(run.config.evaluate != runs[0].config.evaluate for run in runs):
+        found.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
+    return found
+
+
+def _lettered(runs: Sequence[Run]) -> dict[str, Run]:
+    return {chr(ord("A") + i): run for i, run in enumerate(runs)}
 
 
 def _correct(run: Run) -> dict[str, Tensor]:
@@ -141,14 +133,3 @@ def _require_comparable(first: Run, second: Run) -> None:
             f"runs {ids[0]} ({threats[0]}) and {ids[1]} ({threats[1]}) have other threat models; their robust "
             "accuracies cannot be compared"
         )
-
-
-def _pair(what: str, first: str, second: str, first_N: Tensor, second_N: Tensor) -> Pair:
-    """Return the pair without Holm's correction."""
-    only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
-    p = exact_mcnemar(only_first, only_second)
-    return Pair(
-        what, first, second, int((first_N & second_N).sum()), only_first, only_second,
-        int((~first_N & ~second_N).sum()), difference_interval(first_N, second_N),
-        100 * (only_first - only_second) / first_N.numel(), p, p,
-    )  # fmt: skip

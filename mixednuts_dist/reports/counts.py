@@ -103,23 +103,19 @@ def outcome_counts(summaries: Sequence[PartitionSummary]) -> tuple[Count, Count]
 
 
 def device_hours(summaries: Sequence[PartitionSummary]) -> tuple[float, float]:
-    """Return the hours that accelerators (or shares) and CPU cores were held."""
-    hours = {True: 0.0, False: 0.0}  # on the CPU, on accelerators
-    for summary in summaries:
-        hours[summary.device == "cpu"] += summary.n_devices * summary.seconds / 3600
-    return hours[False], hours[True]
-
-
-def difference_interval(first_N: Tensor, second_N: Tensor) -> tuple[float, float]:
-    """Return the paired 95% Wald interval for the share of `first` minus that of `second`, in points.
-
-    The difference of one image is -1, 0 or 1; its variance is the share of images that differ minus the squared mean.
-    """
-    return paired_interval(int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum()), first_N.numel())
+    """Return the hours that CPU cores and accelerators (or shares of them) were held."""
+    held = [(each.device == "cpu", each.n_devices * each.seconds / 3600) for each in summaries]
+    return sum(hours for on_cpu, hours in held if on_cpu), sum(hours for on_cpu, hours in held if not on_cpu)
 
 
 def paired_interval(only_first: int, only_second: int, total: int) -> tuple[float, float]:
-    """Return the same interval from the counts of images that only one of the two has right."""
+    """Return the 95% Wald interval of the difference of two accuracies on the same images, in points.
+
+    The difference of one image is -1, 0 or 1; its variance is the share of images that differ minus the squared mean.
+
+    Args:
+        only_first, only_second: the images that only one of the two classifiers has right.
+    """
     difference = (only_first - only_second) / total
     spread = Z_95 * math.sqrt(max(0.0, (only_first + only_second) / total - difference**2) / total)
     return 100 * (difference - spread), 100 * (difference + spread)
@@ -132,7 +128,7 @@ def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -
     only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
     if not only_first + only_second:
         return f"{counts}; both are right on the same images."
-    low, high = difference_interval(first_N, second_N)
+    low, high = paired_interval(only_first, only_second, first_N.numel())
     shown = "no significant difference" if low <= 0 <= high else "a significant difference"
     sides = [
         f"{images_text(n)} right only for {name}"
@@ -207,9 +203,3 @@ def weight_text(alpha: float, one_minus_alpha: float) -> str:
     while decimals < 12 and one_minus_alpha > 0 and one_minus_alpha < 10 ** (2 - decimals):
         decimals += 1
     return f"{alpha:.{decimals}f}"
-
-
-def layer_norm_text(ln_k: int | None) -> str:
-    """Name the logits from which LayerNorm takes its mean and variance."""
-    every = "LayerNorm over all logits (the top 250 of more)"
-    return every if ln_k is None else f"LayerNorm over the top {ln_k} logits"

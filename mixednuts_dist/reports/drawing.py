@@ -7,7 +7,7 @@ one, too. A page shows the panels next to each other or below each other, as its
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import vl_convert
@@ -51,15 +51,10 @@ CONFIG: Spec = {
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels that belong together, and their content in words for readers who cannot see them."""
+    """Panels that belong together."""
 
     panels: Sequence[Spec]
-    words: str = ""
     columns: int = 2  # panels per row of the PDF
-
-    def described(self, words: str) -> "Figure":
-        """Return the figure with its content in words."""
-        return replace(self, words=words)
 
     def svgs(self, name: str) -> list[str]:
         """Draw every panel as an `<svg>` element whose ids begin with `name`, so that one page can hold many."""
@@ -80,11 +75,6 @@ class Figure:
         apart = {"color": "independent", "shape": "independent", "strokeDash": "independent"}
         concat = {"concat": list(self.panels), "columns": self.columns, "spacing": 24}
         return {**concat, "bounds": "full", "resolve": {"scale": apart}}
-
-
-def beside(*figures: Figure) -> Figure:
-    """Join figures into one with all their panels."""
-    return Figure([panel for figure in figures for panel in figure.panels], columns=len(figures))
 
 
 def layer(kind: str, rows: Iterable[Row], encoding: Mapping[str, Any], **mark: Any) -> Spec:

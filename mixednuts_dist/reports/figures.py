@@ -4,12 +4,12 @@ An entry is a function from a run's results to a `Figure`, or to None if the run
 own file appears on the page after these, and as a PDF next to it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from ..config.register import CHARTS, CRITERIA
 from .charts import accuracy_axes, bars, lines, maps, point, scatter_panel, window
-from .counts import Count, percent_text
-from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row, Span, Spec, beside, called, key, layer
+from .counts import Count
+from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row, Span, called, key, layer
 from .margins import split_histograms
 from .results import RunResults, kept_by_rounds, parameter_values, predicted
 
@@ -23,7 +23,7 @@ _MARKS = {
 
 def figures(results: RunResults) -> dict[str, Figure]:
     """Return every registered chart that the run has something for, by name."""
-    made: Mapping[str, Figure | None] = {name: CHARTS.get(name)(results) for name in CHARTS.names()}
+    made = {name: CHARTS.get(name)(results) for name in CHARTS.names()}
     return {name: figure for name, figure in made.items() if figure is not None}
 
 
@@ -43,29 +43,33 @@ def tradeoff(results: RunResults) -> Figure | None:
     """Draw clean against robust accuracy, predicted for every beta and measured."""
     if results.found is None:
         return None
-    curve, marks = _curve(results), _measured_marks(results)
+    curve = [
+        {**parameter_values(entry), **point(_PREDICTED, "", *predicted(entry))} for entry in results.search.entries
+    ]
+    marks = _measured_marks(results)
     names = [name for name in _MARKS if name in {_PREDICTED, *(mark["series"] for mark in marks)}]
-    close = _close_window(curve, marks)
     left = min([*(mark["clean_low"] for mark in marks), *(step["clean"] for step in curve)])
-    whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
-    panels = [
-        scatter_panel(
-            marks, {_PREDICTED: curve}, key(names, _MARKS, legend=span is whole, **called(results.names)), span,
-            layers=[_dots(curve, span), *([_frame(close)] if span is whole else [])],
-        )
-        for span in (whole, close)
-    ]  # fmt: skip
-    return Figure(panels, _tradeoff_words(results))
-
-
-def _curve(results: RunResults) -> list[Row]:
-    return [{**parameter_values(entry), **point(_PREDICTED, "", *predicted(entry))} for entry in results.search.entries]
+    whole, close = ((max(0.0, left - 4), 100.0), (0.0, 100.0)), _close_window(curve, marks)
+    panels = []
+    for shown in (whole, close):
+        x, y = accuracy_axes(shown)
+        dots = {"clip": True, "size": 26, "opacity": 1, "color": CLASSIFIER_COLORS["mixed"]}
+        layers = [layer("circle", curve, {"x": x, "y": y}, **dots)]
+        if shown is whole:
+            (x_low, x_high), (y_low, y_high) = close
+            corners = {"clean": x_low, "clean_to": x_high, "robust": y_low, "robust_to": y_high}
+            sides = {"x": x, "x2": {"field": "clean_to"}, "y": y, "y2": {"field": "robust_to"}}
+            dashes = {"fillOpacity": 0, "stroke": "#8b929b", "strokeDash": [3, 3], "strokeWidth": 1}
+            layers.append(layer("rect", [corners], sides, **dashes))
+        marked = key(names, _MARKS, legend=shown is whole, **called(results.names))
+        panels.append(scatter_panel(marks, {_PREDICTED: curve}, marked, shown, layers=layers))
+    return Figure(panels)
 
 
 def _measured_marks(results: RunResults) -> list[Row]:
     """Return the base and mixed classifiers, and what the refinement rounds measured at other betas."""
     own = [point(row.classifier, row.classifier, row.clean, row.robust) for row in results.accuracy]
-    by_beta = {entry.beta: entry for entry in results.search.entries}
+    by_beta = results.search.by_beta()
     rounds = [
         point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_searched))
         for beta, kept in kept_by_rounds(results.search).items()
@@ -74,38 +78,12 @@ def _measured_marks(results: RunResults) -> list[Row]:
     return [*own, *rounds]
 
 
-def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:
+def _close_window(curve: Sequence[Row], marks: Sequence[Row]) -> tuple[Span, Span]:
     """Return a window with `rob`, `mixed`, their intervals, and the curve down to 10 points below them."""
     near = [mark for mark in marks if mark["series"] != "std"]
     floor = min(mark["robust_low"] for mark in near) - 10
     steps = [{"clean": step["clean"], "robust": step["robust"]} for step in curve if step["robust"] >= floor]
     return window([*near, *steps])
-
-
-def _dots(curve: list[Row], shown: tuple[Span, Span]) -> Spec:
-    """Draw every beta as a dot."""
-    x, y = accuracy_axes(shown)
-    return layer("circle", curve, {"x": x, "y": y}, clip=True, size=26, opacity=1, color=CLASSIFIER_COLORS["mixed"])
-
-
-def _frame(close: tuple[Span, Span]) -> Spec:
-    (left, right), (bottom, top) = close
-    corners = [{"clean": left, "clean_to": right, "robust": bottom, "robust_to": top}]
-    sides = {"x": {"field": "clean", "type": "quantitative"}, "x2": {"field": "clean_to"},
-             "y": {"field": "robust", "type": "quantitative"}, "y2": {"field": "robust_to"}}  # fmt: skip
-    return layer("rect", corners, sides, fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
-
-
-def _tradeoff_words(results: RunResults) -> str:
-    def pair(clean: Count, robust: Count) -> str:
-        return f"{percent_text(clean)}% clean and {percent_text(robust)}% robust"
-
-    first, last = results.search.entries[0], results.search.entries[-1]
-    measured = ", ".join(f"{row.classifier} {pair(row.clean, row.robust)}" for row in results.accuracy)
-    return (
-        f"Clean against robust accuracy. Measured: {measured}. The predicted curve runs from {pair(*predicted(first))} "
-        f"at beta {first.beta:g} to {pair(*predicted(last))} at beta {last.beta:g}."
-    )
 
 
 @CHARTS(
@@ -117,14 +95,7 @@ def _tradeoff_words(results: RunResults) -> str:
 )
 def margins(results: RunResults) -> Figure | None:
     """Draw the margins of the robust classifier, and the images that the threshold separates."""
-    if not results.splits:
-        return None
-    said = [
-        f"{split.form}: {split.kept.correct} of {split.kept.total} attacked and correct images at or above the "
-        f"threshold, {split.left_to_std.correct} of {split.left_to_std.total} clean and wrong ones below it"
-        for split in results.splits
-    ]
-    return split_histograms(results.splits).described(f"Histograms of margins. {'; '.join(said)}.")
+    return split_histograms(results.splits) if results.splits else None
 
 
 @CHARTS(
@@ -135,33 +106,20 @@ def margins(results: RunResults) -> Figure | None:
 )
 def sensitivity(results: RunResults) -> Figure | None:
     """Draw the objective over s and c, for each p."""
-    rows = sensitivity_rows(results) if results.candidates else []
-    if not rows:
+    if not results.candidates:
         return None
     chosen, criterion = results.parameters, CRITERIA.get(results.search.criterion)
-    meaning = f"{criterion.meaning} (%)"
-    found = [float(row["objective"]) for row in rows if row["objective"] is not None]
-    span = f"between {min(found):.1f}% and {max(found):.1f}%" if found else "nowhere defined"
-    return maps(rows, meaning=meaning, maximized=criterion.maximized).described(
-        f"Maps of the objective, {meaning}, over scale s and bias c, one per power p, at beta {chosen.beta:g}. Over "
-        f"{len(rows)} candidates, {len(found)} of which can be used, it lies {span}. Selected: s {chosen.scale:.4g}, "
-        f"p {chosen.power:.4g}, c {chosen.bias:.4g}."
-    )
-
-
-def sensitivity_rows(results: RunResults) -> list[Row]:
-    """Return every candidate at the deployed beta: s, p, c, selected, and the objective in percent or None."""
-    chosen = results.parameters
-    return [
+    rows = [
         {
             "s": row["scale"],
             "p": row["power"],
             "c": row["bias"],
             "objective": 100 * row["objective"] if row["feasible"] and row["deployable"] else None,
-            "selected": (row["scale"], row["power"], row["bias"]) == (chosen.scale, chosen.power, chosen.bias),
+            "selected": (row["scale"], row["power"], row["bias"]) == chosen.at,
         }
         for row in results.candidates
     ]
+    return maps(rows, meaning=f"{criterion.meaning} (%)", maximized=criterion.maximized)
 
 
 @CHARTS(
@@ -180,9 +138,7 @@ def survival(results: RunResults) -> Figure:
         }
         for number, step in enumerate(results.survival)
     ]
-    steps = ", ".join(f"{step.step} {step.correct}" for step in results.survival)
-    words = f"Of {results.n_images} images, those that are correct after each step: {steps}."
-    return bars(rows, value="correct after this step (%)", within=(0.0, 100.0)).described(words)
+    return bars(rows, value="correct after this step (%)", within=(0.0, 100.0))
 
 
 @CHARTS(
@@ -205,18 +161,12 @@ def certified(results: RunResults) -> Figure | None:
     if found.norm == results.threat.norm:
         attacked = results.row("mixed").robust.percent
         by_radius.append({"x": results.threat.eps, "y": attacked, "series": "mixed, attacked"})
-    places = range(len(found.radii))
-    places = places if len(places) <= 3 else [0, len(places) // 2, len(places) - 1]  # type: ignore[assignment]
     radii, over_beta = list(found.radii.values()), list[Row]()
+    last = len(radii) - 1
     for entry in sorted(results.search.entries, key=lambda entry: entry.beta):
-        clean, kept = predicted(entry)
-        counts = {"clean": clean, "attacked": kept}
-        counts |= {f"certified at {radii[at]}": Count(found.by_beta[entry.beta][at], found.total) for at in places}
+        counts = dict(zip(("clean", "attacked"), predicted(entry), strict=True))
+        for at in sorted({0, last // 2, last} if last > 2 else range(last + 1)):
+            counts[f"certified at {radii[at]}"] = Count(found.by_beta[entry.beta][at], found.total)
         over_beta += [{"x": entry.beta, "y": count.percent, "series": name} for name, count in counts.items()]
-    each = ", ".join(
-        f"{percent_text(Count(n, found.total))}% at {words}"
-        for words, n in zip(radii, found.by_beta[results.parameters.beta], strict=True)
-    )
-    return beside(
-        lines(over_beta, x="beta", y="images (%)"), lines(by_radius, x=f"{found.norm} radius", y="images (%)")
-    ).described(f"Certified images over beta and over the {found.norm} radius. The deployed mixed classifier: {each}.")
+    charts = lines(over_beta, x="beta", y="images (%)"), lines(by_radius, x=f"{found.norm} radius", y="images (%)")
+    return Figure([panel for chart in charts for panel in chart.panels])

@@ -257,19 +257,12 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
 
 def margin_histograms(groups: Sequence[MarginGroup]) -> Figure:
     """Draw one histogram per classifier, clean images above attacked ones."""
-    shown = [
-        Histogram(
-            f"{name}, {images}",
-            [
-                {"series": group.side, "counts": group.counts, "n": group.n, "median": group.median}
-                for group in groups
-                if (group.classifier, group.images) == (name, images)
-            ],
-            EDGES,
-        )
-        for images in IMAGES
-        for name in CLASSIFIERS
-    ]
+    shown = []
+    for images in IMAGES:
+        for name in CLASSIFIERS:
+            sides = {each.side: each for each in groups if (each.classifier, each.images) == (name, images)}
+            counts, medians = ({side: getattr(sides[side], each) for side in sides} for each in ("counts", "median"))
+            shown.append(Histogram(f"{name}, {images}", counts, EDGES, medians))
     return histograms(shown, x="margin", columns=len(CLASSIFIERS))
 
 
@@ -279,12 +272,10 @@ def split_histograms(splits: Sequence[MarginSplit]) -> Figure:
     shown = [
         Histogram(
             f"{split.form}: {split.left_to_std.correct} of {split.left_to_std.total} wrong left to std",
-            [
-                {"series": name, "counts": counts, "n": sum(counts), "median": None}
-                for name, counts in zip(colored, split.counts, strict=True)
-            ],
+            dict(zip(colored, split.counts, strict=True)),
             split.edges,
-            float(_log_odds(np.array([split.log_cutoff]))[0]),
+            medians={},
+            rule=float(_log_odds(np.array([split.log_cutoff]))[0]),
         )
         for split in splits
     ]

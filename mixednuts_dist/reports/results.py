@@ -19,7 +19,7 @@ from ..mixing.transforms import LogitTransform
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult
-from .counts import Count, device_hours, minus, paired_interval, percent_text, points_text, share_text
+from .counts import Count, device_hours, minus, paired_interval, percent_text, points_text, share_text, weight_text
 from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
 from .results_file import AccuracyRow, ResultsFile, StageCost, SurvivalStep
 from .table import Cell, Table
@@ -120,7 +120,7 @@ class RunResults:
             "format": ResultsFile.model_fields["format"].default,
             "run": {"id": self.run_id, **run},
             "n_images": self.n_images,
-            "summary": summary_sentence(self),
+            "summary": " ".join(summary_sentences(self)),
             "provenance": self.provenance,
             "accuracy": {row.classifier: row for row in self.accuracy},
             "stages": {row.classifier: row for row in self.stages},
@@ -298,22 +298,20 @@ def stage_costs(
         summaries: by stage, one per partition.
         seconds: stage -> wall-clock seconds of this run.
     """
-    return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in summaries.items() if found)
-
-
-def _bill(stage: str, summaries: Sequence[PartitionSummary], wall_seconds: float | None) -> StageCost:
-    gpu_hours, core_hours = device_hours(summaries)
-    return StageCost(
-        stage=stage,
-        images=sum(each.n_images for each in summaries),
-        partitions=len(summaries),
-        nodes=len({each.node for each in summaries}),
-        devices=tuple(sorted({each.device for each in summaries})),
-        core_hours=core_hours,
-        gpu_hours=gpu_hours,
-        wall_seconds=wall_seconds,
-        n_forward=sum(each.n_forward for each in summaries),
-        n_backward=sum(each.n_backward for each in summaries),
+    return tuple(
+        StageCost(
+            stage,
+            sum(each.n_images for each in found),
+            len(found),
+            len({each.node for each in found}),
+            tuple(sorted({each.device for each in found})),
+            *device_hours(found),
+            seconds.get(stage),
+            sum(each.n_forward for each in found),
+            sum(each.n_backward for each in found),
+        )
+        for stage, found in summaries.items()
+        if found
     )
 
 
@@ -358,19 +356,15 @@ def asked(results: RunResults) -> int:
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
 
 
-def same_mixture(one: Choice, other: Choice) -> bool:
-    """Return whether both are the same classifier."""
-    return one.settings() == other.settings()
-
-
 def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
     """Return beta -> the retention that the last round measured for the current choice of this beta."""
-    found: dict[float, Count] = {}
-    for done in search.rounds:
-        for entry, kept in zip(done.attacked, done.kept, strict=True):
-            if any(entry.beta == now.beta and same_mixture(entry, now) for now in search.entries):
-                found[entry.beta] = Count(kept, done.of)
-    return found
+    current = {beta: entry.settings() for beta, entry in search.by_beta().items()}
+    return {
+        entry.beta: Count(kept, done.of)
+        for done in search.rounds
+        for entry, kept in zip(done.attacked, done.kept, strict=True)
+        if current.get(entry.beta) == entry.settings()
+    }
 
 
 def rounds_table(results: RunResults) -> Table:
@@ -391,11 +385,6 @@ def rounds_table(results: RunResults) -> Table:
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
-
-
-def summary_sentence(results: RunResults) -> str:
-    """Return the outcome in plain sentences, for readers who read nothing else."""
-    return " ".join(summary_sentences(results))
 
 
 def summary_sentences(results: RunResults) -> tuple[str, ...]:
@@ -447,20 +436,23 @@ def attack_sentence(results: RunResults) -> str:
     return "; ".join(f"{attack} for {' / '.join(names)}" for attack, names in rows.items())
 
 
-def rounds_sentence(results: RunResults) -> str:
-    """State the number of refinement rounds and whether they reached the target."""
-    n_rounds = len(results.search.rounds)
-    if results.kept is None or not n_rounds:
-        return "The search took no refinement rounds (rounds: 0, as in the paper)."
-    reached = "reached" if results.kept.correct >= asked(results) else "not reached"
-    plural = "" if n_rounds == 1 else "s"
-    return f"The search took {n_rounds} refinement round{plural}. The target retention is {reached}."
-
-
-def candidates_sentence(search: SearchResult) -> str:
-    """State how many candidates were tried and left out."""
+def parameter_lines(results: RunResults) -> str:
+    """Write beta, the parameters that the search chose for it, and how the search went, in three lines."""
+    chosen, search = results.parameters, results.search
+    width = "all logits (the top 250 of more)" if search.ln_k is None else f"the top {search.ln_k} logits"
     left_out = f"; {search.n_undeployable} left out because float32 could not carry them" * bool(search.n_undeployable)
-    return f"{search.n_candidates:,} candidates tried{left_out}."
+    if n_rounds := len(search.rounds):
+        reached = "reached" if results.kept is not None and results.kept.correct >= asked(results) else "not reached"
+        rounds = f"{n_rounds} refinement round{'' if n_rounds == 1 else 's'}. The target retention is {reached}."
+    else:
+        rounds = "no refinement rounds (rounds: 0, as in the paper)."
+    return (
+        f"beta = {chosen.beta:g}: s = {chosen.scale:.5g}, p = {chosen.power:.5g}, c = {chosen.bias:.5g}, "
+        f"alpha = {weight_text(chosen.alpha, chosen.one_minus_alpha)} "
+        f"(1 - alpha = {chosen.one_minus_alpha:.4g})\n"
+        f"criterion {search.criterion}, clamp {search.clamp}, LayerNorm over {width}\n"
+        f"{search.n_candidates:,} candidates tried{left_out}. The search took {rounds}"
+    )
 
 
 def _observations(results: RunResults) -> list[str]:

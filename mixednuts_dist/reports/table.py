@@ -92,11 +92,15 @@ class Table:
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            counts = [_with_count(row[index], intervals) for row in self.rows if isinstance(row[index], Count)]  # type: ignore[arg-type]
+            cells = [row[index] for row in self.rows]
+            counts = [_with_count(cell, intervals=intervals) for cell in cells if isinstance(cell, Count)]
             widest = max(map(len, counts), default=None)  # a heading may wrap, a count may not
             shown.add_column(Text(heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
-            texts = [Text(_with_count(cell, intervals) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
+            texts = [
+                Text(_with_count(cell, intervals=intervals) if isinstance(cell, Count) else cell_text(cell))
+                for cell in row
+            ]
             shown.add_row(*texts, style="bold" if row[0] == self.bold else "")
         return shown
 
@@ -157,11 +161,11 @@ class Table:
 
 
 def cell_text(cell: Cell) -> str:
-    """Write a cell for people: a count as `773/1000 77.30% [74.60, 79.80]`, a number with four digits, a dash."""
+    """Write a cell for people: a count as `773/1000 77.30 [74.60, 79.80]`, a number with four digits, a dash."""
     if cell is None:
         return "–"
     if isinstance(cell, Count):
-        return f"{cell.correct}/{cell.total} {percent_text(cell)}% {interval_text(cell)}" if cell.total else "–"
+        return _with_count(cell, intervals=True)
     if isinstance(cell, Seconds):
         return seconds_text(cell)
     if isinstance(cell, float):
@@ -191,7 +195,7 @@ def _latex_heading(name: str) -> str:
     return latex_text(words[:1].upper() + words[1:])
 
 
-def _with_count(cell: Count, intervals: bool) -> str:
+def _with_count(cell: Count, *, intervals: bool) -> str:
     """Write a count as in `566/609 92.9 [90.6, 94.7]`, with equal widths for counts of equally many images."""
     if not cell.total:
         return "–"

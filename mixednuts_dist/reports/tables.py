@@ -8,14 +8,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..storage.records import SearchResult
-from .counts import Seconds, layer_norm_text, seconds_text, weight_text
+from .counts import Seconds, seconds_text
 from .results import (
     RunResults,
     attack_sentence,
-    candidates_sentence,
+    parameter_lines,
     parameter_values,
     prediction,
-    rounds_sentence,
     rounds_table,
     summary_sentences,
 )
@@ -24,9 +23,8 @@ from .table import Cell, Table
 
 def accuracy_table(results: RunResults) -> Table:
     """Return clean and robust accuracy per classifier, then those of added stages."""
-    shown = (*results.accuracy, *results.stages)
     rows: list[list[Cell]] = []
-    for row in shown:
+    for row in (*results.accuracy, *results.stages):
         classifier, comma, rest = row.classifier.partition(", ")  # an added stage has `std, corrupted`
         rows.append([f"{results.called(classifier)}{comma}{rest}", row.clean, row.robust, row.attack])
     return Table(
@@ -121,25 +119,10 @@ def _report(results: RunResults, width: int) -> Group:
         parts += [table.terminal(width, title), Text()]
     times = [f"{stage} {seconds_text(seconds)}" for stage, seconds in results.seconds.items()]
     time = ", ".join([*times, f"in all {seconds_text(sum(results.seconds.values()))}"])
-    return Group(*parts, survival_table(results).terminal(width), Text(), Text(f"Time: {time}"), *_notes(results))
-
-
-def parameter_lines(results: RunResults) -> str:
-    """Write beta and the parameters that the search chose for it, in three lines."""
-    chosen, search = results.parameters, results.search
-    return (
-        f"beta = {chosen.beta:g}: s = {chosen.scale:.5g}, p = {chosen.power:.5g}, c = {chosen.bias:.5g}, "
-        f"alpha = {weight_text(chosen.alpha, chosen.one_minus_alpha)} "
-        f"(1 - alpha = {chosen.one_minus_alpha:.4g})\n"
-        f"criterion {search.criterion}, clamp {search.clamp}, {layer_norm_text(search.ln_k)}\n"
-        f"{candidates_sentence(search)} {rounds_sentence(results)}"
-    )
-
-
-def _notes(results: RunResults) -> list[RenderableType]:
-    if not results.notes:
-        return []
-    notes = Grid.grid(padding=(0, 1))
-    for note in results.notes:
-        notes.add_row("-", Text(note))
-    return [Text(), Text("Notes", style="bold"), notes]
+    parts += [survival_table(results).terminal(width), Text(), Text(f"Time: {time}")]
+    if results.notes:
+        notes = Grid.grid(padding=(0, 1))
+        for note in results.notes:
+            notes.add_row("-", Text(note))
+        parts += [Text(), Text("Notes", style="bold"), notes]
+    return Group(*parts)

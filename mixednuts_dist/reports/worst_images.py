@@ -4,7 +4,6 @@ Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with 
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,6 @@ from ..mixing.margins import log_one_minus_signed_margin
 from ..storage.records import AttackRecords, EvaluateRecords
 from .counts import minus
 
-SMALL = 96  # up to this side length in pixels, pixels are shown as squares
 Reason = Literal["lost", "narrow"]
 N_EACH = 4
 LARGEST_SIDE = 112  # in pixels; a larger picture is made smaller
@@ -32,14 +30,6 @@ class Prediction:
     predicted: int
     margin: float
 
-    def words(self, class_names: Sequence[str] = ()) -> str:
-        """Write the prediction, as in `3 (−0.058)` or, if the class has a name, `cat (−0.058)`."""
-        return f"{class_text(self.predicted, class_names)} ({self.margin_text()})"
-
-    def margin_text(self) -> str:
-        """Write the margin, as in `−0.058`, or `+3e−05` if three decimals would hide its sign."""
-        return minus(f"{self.margin:+.3f}" if abs(self.margin) >= 0.0005 else f"{self.margin:+.0e}")
-
 
 @dataclass(frozen=True)
 class WorstImage:
@@ -52,19 +42,10 @@ class WorstImage:
     predictions: tuple[Prediction, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
     pixels: Annotated[tuple[Any, ...], Field(exclude=True)] = ()  # the clean and the attacked image, C x H x W
 
-    def sentence(self, class_names: Sequence[str] = ()) -> str:
-        """Describe the attack's outcome on the image."""
-        mixed = self.predictions[-1]
-        label, taken_for = (class_text(each, class_names) for each in (self.label, mixed.predicted))
-        broken = f"the mixed classifier predicts {taken_for}" if self.reason == "lost" else "it remains robust"
-        rob = "remains robust" if self.rob_survives else "is broken"
-        margin = f"the margin of class {label} is {mixed.margin_text()}"
-        return f"Under attack {broken}: {margin}. The robust classifier {rob} under its own attack."
 
-
-def class_text(label: int, class_names: Sequence[str]) -> str:
-    """Return the name of a class if it has one, and its number otherwise."""
-    return class_names[label] if label < len(class_names) else str(label)
+def margin_text(margin: float) -> str:
+    """Write a margin, as in `−0.058`, or `+3e−05` if three decimals would hide its sign."""
+    return minus(f"{margin:+.3f}" if abs(margin) >= 0.0005 else f"{margin:+.0e}")
 
 
 class WorstTally:

@@ -18,7 +18,7 @@ from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import ContentHashMismatch
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.counts import seconds_text
-from mixednuts_dist.reports.figures import sensitivity_rows
+from mixednuts_dist.reports.figures import figures
 from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
@@ -179,9 +179,9 @@ def test_maps_hold_every_candidate(stored: Stored) -> None:
     table = pq.read_table(stored.folder / "search/candidates.parquet").to_pylist()
     expected = [row for row in table if row["beta"] == 0.9]
     assert read_candidates(reopen_run(stored.config), 0.9) == expected
-    rows = sensitivity_rows(collect(reopen_run(stored.config)))
-    assert len(rows) == len(expected)
-    assert sum(row["selected"] for row in rows) == 1
+    panels = figures(collect(reopen_run(stored.config)))["sensitivity"].panels
+    cells = {(r["s"], r["p"], r["c"]) for panel in panels for layer in panel["layer"] for r in layer["data"]["values"]}
+    assert len(cells) == len(expected)
 
 
 def test_candidates_of_another_search_are_refused(stored: Stored) -> None:

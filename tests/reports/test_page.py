@@ -58,9 +58,9 @@ def test_is_readable_without_seeing_it(page: dict[str, bytes]) -> None:
     content = parsed(page["index.html"])
     assert [heading.get_text() for heading in content.find_all("h1")] == ["made-up"]
     alts = [picture["alt"] for picture in content.find_all("img")]
-    drawn = [chart["aria-label"] for chart in content.find_all(role="img", id=True)]
+    drawn = [content.find(id=chart["aria-labelledby"]) for chart in content.find_all(role="img", id=True)]
     assert len(drawn) == len(figures(made_up_results(40)))
-    assert all(len(words) > 60 for words in drawn)
+    assert all(len(caption.get_text()) > 60 for caption in drawn)
     assert sum(alt.startswith("Image ") for alt in alts) == 3 * len(made_up_results(40).worst)
     assert all(alts)
     assert content.html["lang"] == "en"

@@ -17,10 +17,17 @@ from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.margins import EDGES, MarginTally, margin_gap, margin_ratio
 from mixednuts_dist.reports.report import attacks_said
-from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
+from mixednuts_dist.reports.results import RunResults, gather_results, stage_costs
 from mixednuts_dist.reports.results_file import ResultsFile
 from mixednuts_dist.storage.records import SearchResult
-from tests.helpers.made_up_run import ATTACKS, in_batches, made_up_attack, made_up_evaluate, made_up_search
+from tests.helpers.made_up_run import (
+    ATTACKS,
+    in_batches,
+    made_up_attack,
+    made_up_evaluate,
+    made_up_search,
+    made_up_summaries,
+)
 
 
 def gather(attack, search, evaluate, **changes) -> RunResults:
@@ -97,7 +104,7 @@ def test_kept_is_counted_among_robs_robust_images() -> None:
     kept = [bool(r) and not bool(b) for r, b in zip(evaluate.robust_N, attack.rob_broken_N, strict=True)]
     assert results.kept == Count(sum(kept), int((~attack.rob_broken_N).sum()))
     assert results.n_only_mixed == int(evaluate.robust_N.sum()) - sum(kept)
-    words = summary_sentence(results)
+    words = results.to_json()["summary"]
     assert f"remains robust on {sum(kept)} of the {results.kept.total} images on which the robust classifier" in words
     assert f"requires {math.ceil(0.95 * results.kept.total)}" in words
 
@@ -203,3 +210,15 @@ def test_each_row_names_the_attack_that_ran_and_its_budget(
     assert fast["mixed"] == "adaptive apgd-ce, apgd-t (100 iterations, 3 targets)"
     assert fast["std"] == "apgd-ce, apgd-t (100 iterations, 3 targets)"
     assert attacks_said(tiny(std="http://127.0.0.1:1/"))["std"] == "the images attacked on rob (std is a black box)"
+
+
+def test_devices_are_billed_by_what_was_held() -> None:
+    summaries = {"attack": made_up_summaries("attack"), "evaluate": []}
+    (cost,) = stage_costs(summaries, {"attack": 600.0})
+    assert cost.gpu_hours == pytest.approx((0.5 * 1800 + 0.5 * 900) / 3600)
+    assert cost.core_hours == pytest.approx(4 * 360 / 3600)
+    assert (cost.images, cost.partitions, cost.nodes) == (300, 3, 2)
+    assert cost.devices == ("NVIDIA H200", "cpu")
+    assert (cost.n_forward, cost.n_backward) == (11_700, 9_600)
+    (reused,) = stage_costs(summaries, {})  # from another run, so it took no time of this one
+    assert (cost.images_per_second, reused.images_per_second, reused.wall_seconds) == (0.5, None, None)
