@@ -87,14 +87,10 @@ class SearchConfig(Section):
         "`paper-interpolated` is Algorithm 1 with the quantile of the reference code.",
     )
     clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation.")
-    clamps: tuple[ClampName, ...] = Field(default=(), description="Additional clamps to try. Ties go to `clamp`.")
     ln_k: Width | None = Field(
         default=None,
         description="LayerNorm over the top `ln_k` logits, also under attack. By default, 250 if there are more "
         "classes.",
-    )
-    ln_ks: tuple[Width, ...] = Field(
-        default=(), description="Additional LayerNorm widths to try, on the logits that were attacked under `ln_k`."
     )
     scales: Annotated[Grid, AfterValidator(_positive)] = Field(
         default=RangeConfig(min=0.05, max=5, spacing="log"), description="Candidates of s, as a range or a list."
@@ -161,11 +157,6 @@ class SearchConfig(Section):
                 f"scales, powers and biases make {together:,} candidates; at most {_MOST_TOGETHER:,} are possible"
             )
         return self
-
-    def pairs(self) -> tuple[tuple[ClampName, int | None], ...]:
-        """Return every clamp with every LayerNorm width, `clamp` and `ln_k` first."""
-        clamps, widths = dict.fromkeys((self.clamp, *self.clamps)), dict.fromkeys((self.ln_k, *self.ln_ks))
-        return tuple((clamp, ln_k) for clamp in clamps for ln_k in widths)
 
     def all_betas(self) -> tuple[float, ...]:
         """Return every beta of the search, including the deployed one, from the largest to the smallest."""

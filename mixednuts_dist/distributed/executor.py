@@ -7,7 +7,7 @@ To add an executor, register a class with `workers`, which returns the number of
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-Scoring = Callable[[Sequence[Grid]], list[Scores]]
+Scoring = Callable[[Grid], Scores]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Executor:
         """Export a stage's metrics, named as in `metrics.DESCRIPTIONS`, if the executor supports metrics."""
 
     def scoring(self, rows: CachedLogits, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
-        """Return a function that scores grids in parallel, or None to score them in this process."""
+        """Return a function that scores a grid in parallel, or None to score it in this process."""
         return None
 
     def kept(self, spec: WorkerSpec, settings: PoolSettings) -> Worker | None:

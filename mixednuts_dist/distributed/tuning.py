@@ -1,9 +1,9 @@
 """The search as a Ray Tune job over the cached logits.
 
-The parameter space is the power and the bias (and the clamp and LayerNorm width, if there are several); a trial scores
-all scales and betas at once. It reports the clean accuracy and the predicted retention of the best candidate of each
-beta, and the scores of all of its candidates, which the driver takes from the ResultGrid. The logits are put into Ray's
-object store once. Importing this module imports Ray Tune, which takes two seconds, so only the search imports it.
+The parameter space is the power and the bias; a trial scores all scales and betas at once. It reports the clean
+accuracy and the predicted retention of the best candidate of each beta, and the scores of all of its candidates, which
+the driver takes from the ResultGrid. The logits are put into Ray's object store once. Importing this module imports Ray
+Tune, which takes two seconds, so only the search imports it.
 """
 
 import logging
@@ -11,9 +11,9 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,39 +40,27 @@ _QUIET = {
 }
 _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
-_criteria: dict[Any, Criterion] = {}  # in a trial's process, which is used for many trials
+_criteria: dict[str, Criterion] = {}  # by content hash, in a trial's process, which is used for many trials
 
 
 @dataclass(frozen=True)
 class TunedScoring:
-    """Scores grids on the connected Ray, in one Tune job for each grid of powers and biases."""
+    """Scores a grid on the connected Ray, in one Tune job."""
 
     rows: CachedLogits
     task: SearchTask
     settings: PoolSettings  # `n_workers` trials run at a time; pending trials would only start more processes
     reserved: Mapping[str, float]  # the resources of a trial
 
-    def __call__(self, grids: Sequence[Grid]) -> list[Scores]:
-        """Return the scores of every candidate of each grid.
+    def __call__(self, grid: Grid) -> Scores:
+        """Return the scores of every candidate.
 
         Raises:
             MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
             ClusterError: if no trial could start for `compute.start_seconds`.
         """
-        found: dict[Grid, Scores] = {}
-        for axes in dict.fromkeys(map(_axes, grids)):
-            alike = [grid for grid in grids if _axes(grid) == axes]
-            found |= zip(alike, self._fit(alike), strict=True)
-        return [found[grid] for grid in grids]
-
-    def _fit(self, grids: Sequence[Grid]) -> list[Scores]:
-        """Score grids that differ only in their clamp and LayerNorm width."""
-        space = {
-            "grid": tune.grid_search([*range(len(grids))]) if len(grids) > 1 else 0,
-            "power": tune.grid_search([*grids[0].powers]),
-            "bias": tune.grid_search([*grids[0].biases]),
-        }
-        trial = tune.with_parameters(score_trial, rows=self.rows, task=self.task, grids=tuple(grids))
+        space = {"power": tune.grid_search([*grid.powers]), "bias": tune.grid_search([*grid.biases])}
+        trial = tune.with_parameters(score_trial, rows=self.rows, task=self.task, grid=grid)
         with _experiment_folder(self.task) as folder, _quiet():
             tuner = tune.Tuner(
                 tune.with_resources(trial, _resources(self.reserved, self.settings.placement)),
@@ -95,32 +83,26 @@ class TunedScoring:
             _remove_empty_folders(Path(results.experiment_path))
         if results.errors:
             raise MixedNutsError(f"{len(results.errors)} of {len(results)} search trials failed: {results.errors[0]}")
-        found: dict[Any, dict[str, Tensor]] = {}
+        found: dict[tuple[float, float], dict[str, Tensor]] = {}
         for i in range(len(results)):
             config, metrics = results[i].config or {}, results[i].metrics or {}
-            found[tuple(config[name] for name in space)] = load(metrics["scores"])
-        return [
-            Scores(*(_joined({at[1:]: found[at][name] for at in found if at[0] == i}, grid) for name in Scores._fields))
-            for i, grid in enumerate(grids)
-        ]
+            found[config["power"], config["bias"]] = load(metrics["scores"])
+
+        def joined(name: str) -> Tensor:  # (betas, scales, powers, biases)
+            rows = [torch.cat([found[power, bias][name] for bias in grid.biases], dim=-1) for power in grid.powers]
+            return torch.cat(rows, dim=-2)
+
+        return Scores(*map(joined, Scores._fields))
 
 
-def _joined(by_place: Mapping[tuple[float, float], Tensor], grid: Grid) -> Tensor:
-    """Return a grid's scores as one array (betas, scales, powers, biases)."""
-    rows = [torch.cat([by_place[power, bias] for bias in grid.biases], dim=-1) for power in grid.powers]
-    return torch.cat(rows, dim=-2)
-
-
-def score_trial(config: dict[str, Any], rows: CachedLogits, task: SearchTask, grids: Sequence[Grid]) -> None:
+def score_trial(config: dict[str, Any], rows: CachedLogits, task: SearchTask, grid: Grid) -> None:
     """Score all scales and betas at one power and bias, and report them to Tune."""
     torch.set_num_threads(1)
     require_extensions(task.extensions, travelled(task.working_folder))
-    grid = grids[config["grid"]]
-    key = task.content_hash, grid.pair
+    key = task.content_hash
     if key not in _criteria:
         _criteria[key] = CRITERIA.get(task.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
-    criterion = _criteria[key]
-    part = grid.at(config["power"], config["bias"])
+    criterion, part = _criteria[key], replace(grid, powers=(config["power"],), biases=(config["bias"],))
     scores = score_candidates(criterion, part)
     content = save({name: values.contiguous() for name, values in scores._asdict().items()})
     tune.report({**_metrics(criterion, part, scores), "scores": content})
@@ -135,10 +117,6 @@ def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]
         found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean))
         found[f"predicted_retention/{beta:g}"] = int(kept[best]) / max(1, criterion.n_attacked)
     return {"clean_accuracy": found[f"clean_accuracy/{grid.betas[0]:g}"], **found}
-
-
-def _axes(grid: Grid) -> Any:
-    return grid.scales, grid.powers, grid.biases, grid.betas
 
 
 def _resources(reserved: Mapping[str, float], placement: Mapping[str, Any]) -> tune.PlacementGroupFactory:

@@ -37,11 +37,9 @@ def accuracy_table(results: RunResults) -> Table:
 
 def search_table(search: SearchResult) -> Table:
     """Return the choice for every beta with its predictions; the deployed one is bold."""
-    several = len({(entry.clamp, entry.ln_k) for entry in search.entries}) > 1
-    rows: list[dict[str, Cell]] = []
-    for entry in search.entries:
-        norm: dict[str, Cell] = {"clamp": entry.clamp, "ln_k": str(entry.ln_k or "all logits")} if several else {}
-        rows.append({**parameter_values(entry), **norm, **prediction(entry), "beta": f"{entry.beta:g}"})
+    rows: list[dict[str, Cell]] = [
+        {**parameter_values(entry), **prediction(entry), "beta": f"{entry.beta:g}"} for entry in search.entries
+    ]
     printed = ["beta", "s", "p", "c", "clean", "robust_predicted"]
     return replace(Table.of(rows, bold=f"{search.deployed_beta:g}"), printed=printed)
 

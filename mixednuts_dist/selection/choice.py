@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.config_file import require_plain
 from ..errors import InvalidInputError
-from .grid import Grid, Pair
+from .grid import Grid
 
 if TYPE_CHECKING:
     from ..mixing.clamps import Clamp
@@ -68,11 +68,6 @@ class Choice:
     def at(self) -> tuple[float, float, float]:
         """(scale, power, bias)."""
         return self.scale, self.power, self.bias
-
-    @property
-    def pair(self) -> Pair:
-        """The clamp and the LayerNorm width."""
-        return self.clamp, self.ln_k
 
     def transform(self) -> LogitTransform:
         """Return the nonlinear transformation of the robust classifier's logits."""

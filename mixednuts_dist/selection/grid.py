@@ -14,8 +14,7 @@ from ..errors import InvalidInputError
 if TYPE_CHECKING:
     from ..mixing.clamps import Clamp
 
-Pair = tuple[str, int | None]  # a clamp and a LayerNorm width
-AXES = (("scale", "scales"), ("power", "powers"), ("bias", "biases"))
+AXES = {"scale": "scales", "power": "powers", "bias": "biases"}
 # A grid does not grow beyond these values. LayerNormed logits are of size 1 to 10, so at a bias of 4 hardly any clamp
 # still bends them.
 WIDEST = {"scales": (1e-3, 1e3), "powers": (0.25, 16.0), "biases": (-4.0, 4.0)}
@@ -25,7 +24,7 @@ WIDEST = {"scales": (1e-3, 1e3), "powers": (0.25, 16.0), "biases": (-4.0, 4.0)}
 class Grid:
     """Every (scale, power, bias) to try, and the target retentions (betas).
 
-    >>> Grid.checked(scales=[1, 2], powers=[3], biases=[0, -0.5], betas=[0.95]).shape
+    >>> Grid((1, 2), (3,), (0, -0.5), betas=(0.95,)).shape
     (1, 2, 1, 2)
     """
 
@@ -38,64 +37,37 @@ class Grid:
     widenings: int = 0  # number of times that it has grown beyond the configured grid
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        scales: Iterable[float],
-        powers: Iterable[float],
-        biases: Iterable[float],
-        betas: Iterable[float],
-        clamp: Clamp = "gelu",
-        ln_k: int | None = None,
-    ) -> Grid:
-        """Return the grid of these values.
+    def configured(cls, search: SearchConfig, clamp: Clamp, ln_k: int | None, **axes: Iterable[float] | None) -> Grid:
+        """Return the grid of a configuration, with other scales, powers, biases or betas where they are not None.
 
         Raises:
             InvalidInputError: if a list is empty, a scale or power is not positive, or a beta is outside [0, 1].
         """
-        lists = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
-        values: dict[str, Any] = {name: tuple(float(value) for value in axis) for name, axis in lists.items()}
-        grid = cls(**values, clamp=clamp, ln_k=ln_k)
-        for _, name in AXES:
-            _require_values(name, grid.axis(name), positive=name != "biases")
-        if not grid.betas:
-            raise InvalidInputError("betas is empty: give at least one target retention")
-        for beta in grid.betas:
-            require_beta(beta)
-        return grid
-
-    @classmethod
-    def configured(cls, search: SearchConfig, clamp: Clamp, ln_k: int | None, **axes: Iterable[float] | None) -> Grid:
-        """Return the grid of a configuration, with other `axes` where they are not None; errors as in `checked`."""
-        given = {name: grid_values(getattr(search, name)) for _, name in AXES} | {"betas": search.all_betas()}
-        given |= {name: tuple(values) for name, values in axes.items() if values is not None}
-        return cls.checked(**given, clamp=clamp, ln_k=ln_k)
+        values: dict[str, Any] = {name: grid_values(getattr(search, name)) for name in AXES.values()}
+        values["betas"] = search.all_betas()
+        values |= {name: tuple(map(float, axis)) for name, axis in axes.items() if axis is not None}
+        for name, axis in values.items():
+            if not axis:
+                raise InvalidInputError(f"{name} is empty: give at least one value")
+            for value in axis:
+                if name == "betas":
+                    require_beta(value)
+                elif not math.isfinite(value) or (value <= 0 and name != "biases"):
+                    must = "finite" if name == "biases" else "positive and finite"
+                    raise InvalidInputError(f"{name} contains {value}; every value must be {must}")
+        return cls(**values, clamp=clamp, ln_k=ln_k)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(betas, scales, powers, biases): the shape of every array of a `Selection`."""
         return len(self.betas), len(self.scales), len(self.powers), len(self.biases)
 
-    @property
-    def pair(self) -> Pair:
-        """The clamp and the LayerNorm width, which decide what a criterion measures."""
-        return self.clamp, self.ln_k
-
-    def axis(self, name: str) -> tuple[float, ...]:
-        """Return the values of "scales", "powers" or "biases"."""
-        values: tuple[float, ...] = getattr(self, name)
-        return values
-
-    def at(self, power: float, bias: float) -> Grid:
-        """Return the part of the grid at one power and bias."""
-        return replace(self, powers=(power,), biases=(bias,))
-
     def on_edge(self, at: tuple[float, float, float]) -> tuple[str, ...]:
         """Return which of "scale", "power" and "bias" lie at an end of their list of two values or more."""
         return tuple(
             name
-            for (name, axis), value in zip(AXES, at, strict=True)
-            if len(values := self.axis(axis)) > 1 and value in (min(values), max(values))
+            for (name, axis), value in zip(AXES.items(), at, strict=True)
+            if len(values := getattr(self, axis)) > 1 and value in (min(values), max(values))
         )
 
     def wider(self, *places: tuple[float, float, float]) -> Grid | None:
@@ -104,38 +76,20 @@ class Grid:
         >>> Grid((1.0, 2.0), (1.0, 2.0, 3.0), (0.0,)).wider((2.0, 2.0, 0.0)).scales
         (1.0, 2.0, 4.0)
         """
-        edges = {(name, at[i]) for at in places for i, (name, _) in enumerate(AXES) if name in self.on_edge(at)}
+        edges = {(name, at[i]) for at in places for i, name in enumerate(AXES) if name in self.on_edge(at)}
         grown: dict[str, Any] = {}
-        for name, axis in AXES:
+        for name, axis in AXES.items():
             more = [value for edge_name, edge in edges if edge_name == name for value in self.beyond(axis, edge)]
             if more:
-                grown[axis] = tuple(sorted({*self.axis(axis), *more}))
+                grown[axis] = tuple(sorted({*getattr(self, axis), *more}))
         return replace(self, **grown, widenings=self.widenings + 1) if grown else None
-
-    def beside(self, tried: Grid) -> list[Grid]:
-        """Return the candidates that `tried`, a part of this grid, lacks: three boxes at most.
-
-        >>> [box.shape for box in Grid((1, 2), (1, 2, 3), (0, 1)).beside(Grid((1, 2), (1, 2), (0,)))]
-        [(0, 2, 3, 1), (0, 2, 1, 1)]
-        """
-        inside: dict[str, Any] = {}
-        boxes = []
-        for name in ("biases", "powers", "scales"):
-            inside[name] = tuple(value for value in self.axis(name) if value not in tried.axis(name))
-            boxes += [replace(self, **inside)] if inside[name] else []
-            inside[name] = tried.axis(name)
-        return boxes
-
-    def places(self, box: Grid) -> list[list[int]]:
-        """Return the indices of the scales, powers and biases of `box`, a part of this grid."""
-        return [[self.axis(name).index(value) for value in box.axis(name)] for _, name in AXES]
 
     def beyond(self, axis: str, edge: float) -> tuple[float, ...]:
         """Return half as many values beyond an end of "scales", "powers" or "biases", within `WIDEST`.
 
         They are as far apart as the last two: by their ratio for scales, and by their difference for the others.
         """
-        values, (low, high), ratio = self.axis(axis), WIDEST[axis], axis == "scales"
+        values, (low, high), ratio = getattr(self, axis), WIDEST[axis], axis == "scales"
         nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge), default=edge)
         if nearest == edge:  # one value, given twice
             return ()
@@ -166,11 +120,3 @@ def require_beta(beta: float) -> None:
         return
     hint = f"; it is a share, did you mean {float(Fraction(str(beta)) / 100)}?" if 1 < beta <= 100 else ""
     raise InvalidInputError(f"beta={beta} must be in [0, 1]{hint}")
-
-
-def _require_values(name: str, values: tuple[float, ...], *, positive: bool) -> None:
-    if not values:
-        raise InvalidInputError(f"{name} is empty: give at least one candidate value")
-    for value in values:
-        if not math.isfinite(value) or (positive and value <= 0):
-            raise InvalidInputError(f"{name} contains {value}; every value must be {'positive and ' * positive}finite")

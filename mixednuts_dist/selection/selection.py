@@ -1,38 +1,36 @@
 """Algorithm 1 of the paper: the scale, power, bias and mixing weight for every beta, from cached logits alone.
 
-For each candidate the margin threshold q is the margin that at least a share beta of the attacked images reaches; alpha
-= 1 / (1 + q). Margins are kept as log(1 - margin), so none is "almost 1". Two criteria decide which candidate is best:
-`select_parameters` has the paper's, and `select_parameters_exact` maximizes the exact clean accuracy.
+For each candidate (s, p, c), a criterion determines the margin threshold q, its objective there, and the images that
+the candidate keeps; alpha = 1 / (1 + q). Margins are kept as log(1 - margin), so none is "almost 1".
+
+The best candidate has the best count of the objective. Among equals, it keeps the most images (if the criterion takes
+the best threshold that keeps at least beta), and then has the largest 1 - alpha, the smallest power, the smallest scale
+and the smallest |bias|.
 
 Shapes: B images, K classes, P powers, S scales, n images of the constraint.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..config.search_config import SearchConfig
+from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.margins import log_one_minus_top2_margin, require_logits
+from .choice import Choice
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
-from .exploration import Selection
-from .grid import Grid, kept_images, require_beta
+from .grid import AXES, Grid, kept_images, require_beta
 from .inputs import AttackedPoints
 from .kernel import Slab
 
-__all__ = [
-    "Selection",
-    "score_candidates",
-    "search_grid",
-    "select_parameters",
-    "select_parameters_exact",
-    "surrogate_alpha",
-]
-
-_Part = tuple[slice, int]  # powers, and the index of a bias
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+_LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
 _WORTH_THREADS = 1 << 24  # clamped logits and powers; for fewer, starting threads takes longer than they save
 _MEASURED = 1 << 22  # margins held at a time, 32 MB a copy; a criterion makes about ten
 
@@ -49,7 +47,7 @@ def select_parameters(
     ln_k: int | None = None,
     std_correct_B: Tensor | None = None,
     points: AttackedPoints | None = None,
-) -> Selection:
+) -> "Selection":
     """Run Algorithm 1 to the letter (criterion `paper`).
 
     Args:
@@ -67,12 +65,11 @@ def select_parameters(
     Raises:
         InvalidInputError: if logits, grids or betas cannot be used, or if no candidate can be deployed.
     """
-    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
-    grid = Grid.configured(SearchConfig(), clamp, ln_k, **axes)
     criterion = PaperCriterion.of(
         attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B, points=points
     )
-    return search_grid(criterion, grid)
+    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
+    return search_grid(criterion, Grid.configured(SearchConfig(), clamp, ln_k, **axes))
 
 
 def select_parameters_exact(
@@ -89,7 +86,7 @@ def select_parameters_exact(
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
     points: AttackedPoints | None = None,
-) -> Selection:
+) -> "Selection":
     """Run Algorithm 1 with signed margins and the exact clean accuracy (criterion `exact`).
 
     Args:
@@ -105,12 +102,11 @@ def select_parameters_exact(
     Raises:
         InvalidInputError: if inputs cannot be used, or if no candidate is feasible and deployable.
     """
-    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
-    grid = Grid.configured(SearchConfig(), clamp, ln_k, **axes)
     criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k, points=points
     )
-    return search_grid(criterion, grid)
+    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
+    return search_grid(criterion, Grid.configured(SearchConfig(), clamp, ln_k, **axes))
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
@@ -123,14 +119,128 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     return 1 / (1 - math.expm1(log_cutoff))
 
 
-def search_grid(criterion: Criterion, grid: Grid) -> Selection:
+@dataclass(frozen=True)
+class Selection:
+    """The outcome of Algorithm 1; tensors have the shape (betas, scales, powers, biases), on the CPU."""
+
+    criterion: str
+    grid: Grid
+    objectives: Tensor  # float64; NaN if infeasible, and if undeployable unless the criterion is the paper's
+    log_one_minus_cutoffs: Tensor  # float64, log(1 - margin threshold)
+    kept: Tensor  # int64: images of the constraint that reach the threshold
+    infeasible: Tensor  # bool: the threshold is below 0
+    undeployable: Tensor  # bool: float32 could not carry the candidate
+    n_attacked: int  # images of the constraint
+    n_objective: int  # images of the objective
+    chosen: tuple[Choice | None, ...]  # one per beta, None if no candidate can be used
+
+    @classmethod
+    def of(cls, criterion: Criterion, grid: Grid, scores: Scores) -> "Selection":
+        """Exclude and rank the candidates."""
+        infeasible = scores.log_cutoffs > 0
+        undeployable = _undeployable(criterion, grid, scores.log_cutoffs)
+        hidden = infeasible | undeployable if criterion.inequality else infeasible
+        usable = ~(infeasible | undeployable)
+        return cls(
+            criterion.name,
+            grid,
+            objectives=(scores.counts.double() / max(1, len(criterion.clean))).masked_fill(hidden, math.nan),
+            log_one_minus_cutoffs=scores.log_cutoffs,
+            kept=scores.kept,
+            infeasible=infeasible,
+            undeployable=undeployable,
+            n_attacked=criterion.n_attacked,
+            n_objective=len(criterion.clean),
+            chosen=tuple(_best(criterion, grid, scores, i, usable[i]) for i in range(len(grid.betas))),
+        )
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """The betas in the order in which they were given."""
+        return self.grid.betas
+
+    @property
+    def n_undeployable(self) -> int:
+        """Candidates that could not be deployed at one beta or more."""
+        return int(self.undeployable.any(dim=0).sum())
+
+    def for_beta(self, beta: float) -> Choice:
+        """Return the best candidate at `beta`.
+
+        Raises:
+            InvalidInputError: if beta was not searched, or if no candidate is left there.
+        """
+        if beta not in self.betas:
+            raise InvalidInputError(f"beta={beta} was not searched; these were: {', '.join(map(str, self.betas))}")
+        i = self.betas.index(beta)
+        if (choice := self.chosen[i]) is None:
+            raise InvalidInputError(
+                f"beta={beta}: none of {self.infeasible[i].numel()} candidates can be used: "
+                f"{int(self.infeasible[i].sum())} have a threshold below 0 (the transformation itself breaks too many "
+                f"attacked images), {int(self.undeployable[i].sum())} have logits, a threshold or a 1 - alpha that "
+                "float32 cannot carry; search smaller scales and powers, or a smaller beta"
+            )
+        return choice
+
+    def notes(self, *betas: float) -> tuple[str, ...]:
+        """Report excluded candidates, an empty objective, grid edges and violated assumptions.
+
+        Args:
+            betas: whose choices to report on; by default all.
+        """
+        found = []
+        if n_excluded := self.n_undeployable:
+            found.append(
+                f"{n_excluded:,} of {self.undeployable[0].numel():,} candidates {'was' if n_excluded == 1 else 'were'} "
+                "left out at one beta or more because float32 could not carry their logits, margin threshold or "
+                "1 - alpha."
+            )
+        if self.n_objective == 0:
+            found.append("No clean image is wrong: the objective is 0 for every candidate and the ties decided.")
+        for beta, choice in zip(self.betas, self.chosen, strict=True):
+            if beta in (betas or self.betas):
+                sentences = self._on(choice) if choice else ["no candidate is feasible and deployable."]
+                found += [f"beta {beta}: {sentence}" for sentence in sentences]
+        return tuple(found)
+
+    def _on(self, choice: Choice) -> list[str]:
+        found = []
+        if choice.on_grid_edge:
+            ends = ", ".join(f"{name} (at {getattr(choice, name):.3g})" for name in choice.on_grid_edge)
+            keys = " and ".join(f"search.{AXES[name]}" for name in choice.on_grid_edge)
+            found.append(f"the optimum lies on the grid's edge in {ends}; widen {keys}.")
+        if choice.n_class_changes:
+            found.append(
+                f"the transformation changes the class of {choice.n_class_changes} of "
+                f"{self.n_attacked + self.n_objective} images (assumption 4.2)."
+            )
+        if choice.n_only_rob_right:
+            found.append(
+                f"{choice.n_only_rob_right} of {self.n_objective} clean images "
+                f"{'is' if choice.n_only_rob_right == 1 else 'are'} right for transformed rob and "
+                "wrong for std (assumption 4.1)."
+            )
+        return found
+
+
+def search_grid(
+    criterion: Criterion, grid: Grid, *, n_widen: int = 0, score: Callable[[Grid], Scores] | None = None
+) -> Selection:
     """Return the best candidate of every beta.
+
+    Args:
+        n_widen: the grid grows up to this many times, each time beyond the edges on which the best candidate of any
+            beta lies.
+        score: returns the scores of a grid; by default `score_candidates`.
 
     Raises:
         InvalidInputError: if no candidate is left at any beta.
     """
-    found = Selection.of(criterion, grid, score_candidates(criterion, grid))
-    if all(choice is None for choice in found.chosen):
+    score = score or partial(score_candidates, criterion)
+    found = Selection.of(criterion, grid, score(grid))
+    while found.grid.widenings < n_widen and (wider := found.grid.wider(*(each.at for each in found.chosen if each))):
+        found = Selection.of(criterion, wider, score(wider))
+    if not any(found.chosen):
         found.for_beta(grid.betas[0])  # raises with the reason
     return found
 
@@ -148,13 +258,16 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | N
         torch.empty(shape, dtype=torch.int64),
     )
 
-    def score(part: _Part) -> None:
+    def score(part: tuple[slice, int]) -> None:
         powers, bias = part
         found = criterion.score(Slab(grid.biases[bias], criterion.clamp, grid.powers[powers], grid.scales), kept)
         for into, values_bPS in zip(scores, found, strict=True):
             into[:, :, powers, bias] = values_bPS.mT.cpu()
 
     logits_NK, n_images = criterion.attacked.descending_NK, len(criterion.attacked) + len(criterion.clean)
+    width = max(1, _MEASURED // ((n_images + len(kept)) * len(grid.scales)))  # powers at a time, as memory allows
+    starts = range(0, len(grid.powers), width)
+    parts = [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]
     n_logits = n_images * logits_NK.shape[1] * len(grid.powers) * len(grid.biases)
     n_threads = torch.get_num_threads()
     worth_it = logits_NK.device.type == "cpu" and n_logits > _WORTH_THREADS
@@ -162,15 +275,53 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | N
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(n_threads if worth_it else 1) as pool:
-            list(pool.map(score, _parts(criterion, grid, len(kept))))
+            list(pool.map(score, parts))
     finally:
         torch.set_num_threads(n_threads)
     return scores
 
 
-def _parts(criterion: Criterion, grid: Grid, n_kept: int) -> list[_Part]:
-    """Return the slabs: as many powers at a time as memory allows."""
-    n_images = len(criterion.attacked) + len(criterion.clean) + n_kept
-    width = max(1, _MEASURED // (n_images * len(grid.scales)))
-    starts = range(0, len(grid.powers), width)
-    return [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]
+def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Tensor) -> Choice | None:
+    """Return the best candidate of the beta with this index, of those that are left."""
+    if not bool(left.any()):
+        return None
+    log_cutoffs, counts, kept = (values[beta] for values in scores)
+    left = left & (counts == (counts[left].max() if criterion.maximized else counts[left].min()))
+    if criterion.inequality:
+        left &= kept == kept[left].max()
+    left &= log_cutoffs == log_cutoffs[left].min()
+    ties = [(grid.powers[p], grid.scales[s], abs(grid.biases[b]), (s, p, b)) for s, p, b in left.nonzero().tolist()]
+    s, p, b = index = min(ties)[-1]
+    scale, power, bias = grid.scales[s], grid.powers[p], grid.biases[b]
+    log_cutoff, count = float(log_cutoffs[index]), int(counts[index])
+    cutoff = -math.expm1(log_cutoff)
+    return Choice(
+        scale,
+        power,
+        bias,
+        alpha=1 / (1 + cutoff),
+        one_minus_alpha=cutoff / (1 + cutoff),
+        clamp=grid.clamp,
+        ln_k=grid.ln_k,
+        beta=grid.betas[beta],
+        log_one_minus_cutoff=log_cutoff,
+        objective=count / max(1, len(criterion.clean)),
+        objective_count=count,
+        kept_predicted=int(kept[index]),
+        n_robust=criterion.n_attacked,
+        on_grid_edge=grid.on_edge((scale, power, bias)),
+        n_only_rob_right=criterion.only_rob_right(bias),
+        n_class_changes=criterion.class_changes(bias),
+    )
+
+
+def _undeployable(criterion: Criterion, grid: Grid, log_cutoffs: Tensor) -> Tensor:
+    """Return the candidates whose logits overflow float32, or whose threshold or 1 - alpha it rounds to 1 or 0."""
+    largest_B = criterion.largest_inputs(grid.biases).cpu()
+    powers_P1 = torch.tensor(grid.powers, dtype=torch.float64)[:, None]
+    scales_S11 = torch.tensor(grid.scales, dtype=torch.float64)[:, None, None]
+    overflow = scales_S11 * largest_B**powers_P1 > _FLOAT32_MAX
+    cutoffs = -torch.expm1(log_cutoffs)
+    vanishing = (cutoffs / (1 + cutoffs)).float() == 0
+    saturated = log_cutoffs < _LOG_FLOAT32_STEP
+    return overflow | ((vanishing | saturated | log_cutoffs.isnan()) & ~(log_cutoffs > 0))

@@ -23,7 +23,6 @@ from .search_result import SELECTED, evaluate_content_hash, read_search_result, 
 logger = logging.getLogger(__name__)
 
 MOST_EVALUATIONS = 2  # the number of evaluations whose examples may start another round
-_GRID_KEYS = ("clamp", "ln_k")  # equal in all rows of one grid
 
 
 def run(config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> SearchResult:
@@ -57,10 +56,11 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
 
 
 def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
-    """Return the candidates of the grid from which the choice at `beta` comes, with their objectives and alphas.
+    """Return the candidates at `beta` with their objectives and alphas.
 
     Raises:
-        MissingArtifact, ContentHashMismatch: as in `read_search_result`.
+        MissingArtifact: if the search has not run.
+        DamagedFile, ContentHashMismatch: as in `read_search_result`.
     """
     address = opened.store.address(CANDIDATES)
     with opened.store.open(CANDIDATES) as file:
@@ -76,9 +76,8 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
             f"{address} has the content hash {content_hash}, this run has {search_content_hash(opened)}; "
             f"delete it and {SELECTED}, and search again"
         )
-    chosen = next((entry for entry in read_search_result(opened).entries if entry.beta == beta), None)
     rows: list[dict[str, Any]] = table.to_pylist()
-    return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
+    return rows
 
 
 def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # commands that only look at a run's files do not import PyTo
     from torch import Tensor
 
     from ..mixing.clamps import Clamp
-    from ..selection.exploration import Selection
+    from ..selection.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -190,15 +190,13 @@ class PartitionSummary:
         return (self.start, self.stop) == (partition.start, partition.stop)
 
 
-def candidates_table(parts: Iterable[Selection], content_hash: str) -> bytes:
+def candidates_table(selection: Selection, content_hash: str) -> bytes:
     """Return the Parquet file of all candidates. It has row groups per beta, so that readers of one skip the others."""
     sink = io.BytesIO()
-    tables = (table for part in parts for table in _tables(part))
-    first = next(tables).replace_schema_metadata({"content_hash": content_hash})
-    with pq.ParquetWriter(sink, first.schema, compression="zstd", write_page_checksum=True) as writer:
-        writer.write_table(first)
+    tables = [table.replace_schema_metadata({"content_hash": content_hash}) for table in _tables(selection)]
+    with pq.ParquetWriter(sink, tables[0].schema, compression="zstd", write_page_checksum=True) as writer:
         for table in tables:
-            writer.write_table(table.replace_schema_metadata(first.schema.metadata))
+            writer.write_table(table)
     return sink.getvalue()
 
 

@@ -29,10 +29,9 @@ from ..reports.counts import Count, count
 from ..reports.report import collect
 from ..reports.results import RunResults
 from ..selection.choice import Choice
-from ..selection.exploration import Selection
 from ..selection.grid import Grid, kept_images
 from ..selection.inputs import CachedLogits
-from ..selection.selection import search_grid
+from ..selection.selection import Selection, search_grid
 from ..stages import search as search_stage
 from ..stages.attack import Attack
 from ..stages.evaluate import steps_of

@@ -17,8 +17,7 @@ from ..reports.table import Cell, Table
 from ..reports.tables import search_table
 from ..selection.choice import Choice
 from ..selection.criteria import PaperCriterion
-from ..selection.exploration import Selection
-from ..selection.selection import search_grid
+from ..selection.selection import Selection, search_grid
 from ..storage.records import AttackRecords
 from .bench import Bench, clean_correct, robust_bound, select
 from .study import Outcome

@@ -10,9 +10,7 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import clamp_shape
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.exploration import Selection, best_choice, wider_grid
-from mixednuts_dist.selection.grid import Grid
-from mixednuts_dist.selection.selection import score_candidates
+from mixednuts_dist.selection.selection import search_grid
 from tests.helpers.brute_force import GRID, exact, rows
 
 CLAMP = """
@@ -78,14 +76,7 @@ def test_a_clamp_that_is_not_what_it_says_is_refused() -> None:
 
 def test_a_criterion_of_a_users_is_searched_and_widened() -> None:
     criterion = CRITERIA.get("relaxed").from_rows(rows(), clamp="gelu", ln_k=None)
-
-    def scored(grid: Grid) -> Selection:
-        return Selection.of(criterion, grid, score_candidates(criterion, grid))
-
-    part = scored(GRID)
-    while wider := wider_grid([part], 0.9, 2):
-        part = scored(wider)
-    found = best_choice([part], 0.9)
-    assert found is not None
-    assert part.criterion == "relaxed"
-    assert found.objective == float(part.objectives[2][~part.infeasible[2] & ~part.undeployable[2]].min())
+    found = search_grid(criterion, GRID, n_widen=2)
+    assert (found.criterion, found.grid.widenings) == ("relaxed", 2)
+    usable = ~found.infeasible[2] & ~found.undeployable[2]
+    assert found.for_beta(0.9).objective == float(found.objectives[2][usable].min())

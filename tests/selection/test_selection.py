@@ -143,7 +143,7 @@ def test_ties_go_to_the_smaller_weight_of_rob() -> None:
     assert selection.objectives.abs().max() == 0
     usable = ~selection.undeployable[2]
     assert selection.for_beta(0.985).log_one_minus_cutoff == selection.log_one_minus_cutoffs[2][usable].min()
-    assert any("No clean image is wrong" in note for note in selection.notes)
+    assert any("No clean image is wrong" in note for note in selection.notes())
 
 
 def test_equal_candidates_go_to_the_smaller_power_scale_and_bias() -> None:
@@ -163,7 +163,7 @@ def test_saturated_candidates_are_excluded_and_counted() -> None:
     saturated = selection.log_one_minus_cutoffs[0] < -24 * math.log(2)
     assert torch.equal(selection.undeployable[0], saturated)
     assert 0 < selection.n_undeployable < 4
-    assert any("left out" in note for note in selection.notes)
+    assert any("left out" in note for note in selection.notes())
 
 
 def test_logits_that_overflow_float32_are_excluded() -> None:
@@ -185,7 +185,7 @@ def test_an_optimum_on_the_edge_is_reported() -> None:
     chosen = selection.for_beta(0.9)
     assert "scale" in chosen.on_grid_edge
     assert "bias" not in chosen.on_grid_edge
-    assert any("grid's edge in scale" in note for note in selection.notes)
+    assert any("grid's edge in scale" in note for note in selection.notes())
 
 
 def test_gelu_class_changes_make_candidates_infeasible() -> None:
@@ -202,7 +202,7 @@ def test_gelu_class_changes_make_candidates_infeasible() -> None:
         select_parameters_exact(attacked, labels, attacked, labels, labels, biases=(-6.0,), **arguments)
     paper = select_parameters(attacked, attacked, biases=(-6.0,), **arguments)
     assert paper.for_beta(0.9).n_class_changes == 60
-    assert any("changes the class of 60 of 60 images" in note for note in paper.notes)
+    assert any("changes the class of 60 of 60 images" in note for note in paper.notes())
 
 
 def test_relaxed_objective_counts_images_that_std_gets_right() -> None:
@@ -222,7 +222,7 @@ def test_select_parameters_defaults_to_the_configured_grid() -> None:
     )
     for found in (exact, paper):
         for axis in ("scales", "powers", "biases"):
-            assert found.grid.axis(axis) == grid_values(getattr(default, axis))
+            assert getattr(found.grid, axis) == grid_values(getattr(default, axis))
         assert found.betas == default.all_betas()
 
 
