@@ -13,8 +13,8 @@ from pydantic import Field
 from ..config.register import STAGES
 from ..config.run_config import digest
 from ..config.section import Section
+from ..config.uris import travelled
 from ..storage.partitions import Partition
-from .points import held_points
 from .progress import RunProgress
 from .runs import Run
 from .stage import Outcome, Stage, classifier_names, stage_of
@@ -51,9 +51,11 @@ class VerifyAdvImages(Stage):
         import torch
 
         from ..attacks.verification import Verifier
+        from ..images.adv_image_files import read_adv_images
 
         x, y = worker.images(partition)
-        held = held_points(worker, partition, self.keys.file)
+        given = read_adv_images(travelled(worker.spec.working_folder)(self.keys.file))
+        held = given.checked(range(partition.start, partition.stop), x, worker.spec.threat)
         counts = held.counts.cpu()
         models = {**worker.networks, worker.model_name: worker.model}
         verifiers = [Verifier(model, worker.shape(x)) for model in models.values()]

@@ -18,11 +18,11 @@ from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
 from ..storage.tables import FLAG, SURVIVED
-from .points import StoredPoints, hardest_points, points_of_round, read_points
 from .progress import RunProgress
 from .runs import Run, finished_partitions
 from .search_result import evaluate_content_hash
 from .stage import Stage, attack_passes, budget_of, run_stage
+from .warm_start import StoredExamples, examples_of_round, hardest_examples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,15 +42,15 @@ class Evaluate(Stage):
     needs = ("attack",)
     of_mixture = True
     keys: EvaluateConfig
-    points: tuple[StoredPoints, ...] = ()  # stored adversarial examples, tried before any attack
+    warm_start: tuple[StoredExamples, ...] = ()  # adversarial examples to try before any attack
 
     def content_hash(self, opened: Run) -> str:
         return evaluate_content_hash(opened, self.searched(opened))
 
     def task(self, opened: Run) -> Task:
         if self.keys.warm_start and (search := self.searched(opened)):
-            sources = StoredPoints("attack", opened.attack_content_hash), *map(points_of_round, search.rounds)
-            self.points = tuple(replace(source, n_images=opened.config.search.first) for source in sources)
+            sources = StoredExamples("attack", opened.attack_content_hash), *map(examples_of_round, search.rounds)
+            self.warm_start = tuple(replace(source, n_images=opened.config.search.first) for source in sources)
         return super().task(opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
@@ -92,11 +92,14 @@ class Evaluate(Stage):
         x, y = worker.images(partition)
         model, name = worker.model, worker.model_name
 
-        def with_points(partition: Partition) -> Group:
-            group, points = worker.group(partition), read_points(worker, partition, self.points)
-            return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
+        def warm(partition: Partition) -> Group:
+            group = worker.group(partition)
+            if not self.warm_start:
+                return group
+            examples = [x_adv for source in self.warm_start for x_adv in source.read(worker, partition)]
+            return replace(group, known=hardest_examples(worker, model, group.x, group.y, examples))
 
-        outcome = worker.attacked(partition, self.engine(worker, x, self.keys.attacks), group=with_points)
+        outcome = worker.attacked(partition, self.engine(worker, x, self.keys.attacks), group=warm)
         clean = worker.logits(model, x)
         attacked = AttackedModel.of(model, mode=self.keys.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))

@@ -4,12 +4,12 @@ The margin of an image is the smallest one over all its known adversarial exampl
 every later choice. A round is distributed and resumable like a stage. Its rows depend only on the rows of the attack
 stage and of the earlier rounds.
 
-Shapes: N images, P adversarial examples ("points"), K classes.
+Shapes: N images, P adversarial examples, K classes.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ from ..selection.choice import Choice
 from ..selection.inputs import AttackedPoints
 from ..selection.prediction import hardest_log_gaps
 from ..storage.records import SearchResult, SearchRound
-from .challenge import RoundTask
 from .choosing import Choosing, wanted_images
 from .partitioned import run_partitions
-from .points import StoredPoints, points_of_round, round_folder
 from .progress import RunProgress
+from .round_task import RoundTask
 from .runs import finished_partitions, search_sample, searched_images
 from .search_result import evaluate_content_hash
 from .stage import budget_of
+from .warm_start import StoredExamples, examples_of_round, round_folder
 
 Mixed = tuple[float | str | int | None, ...]  # equal for two choices of the same mixed classifier
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack
@@ -40,19 +40,17 @@ ROUND_ITERATIONS = 50  # maximum number of iterations of an attack
 
 
 class Rounds:
-    """The refinement rounds of one search."""
+    """The refinement rounds of one search, and the adversarial examples that are known after them."""
 
     def __init__(self, choosing: Choosing, progress: RunProgress) -> None:
         self._choose, self._opened = choosing, choosing.opened
         self._executor, self._progress = choosing.executor, progress
-        self._sources = [StoredPoints("attack", self._opened.attack_content_hash)]
         attack = "attack", self._opened.attack_content_hash
         rob_broken_N, std_attacked_NK = self._read(*attack, ["rob_broken", "std_at_rob_attacked"])
         self._robust_N, self._std_attacked_N = ~rob_broken_N, std_attacked_NK.argmax(dim=1)
         none = torch.arange(0)
-        self._rows = replace(choosing.rows, points=AttackedPoints(choosing.rows.rob_attacked_BK[:0], none, none))
+        self._points = AttackedPoints(choosing.rows.rob_attacked_BK[:0], none, none)
         self._broken: dict[Mixed, Tensor] = {}  # verified in float32, for each attacked choice
-        self._settled = set[tuple[float, Mixed]]()  # choices of a beta that were attacked and chosen again
         self._done: list[SearchRound] = []
 
     def _read(self, stage: str, content_hash: str, columns: Sequence[str]) -> list[Tensor]:
@@ -64,7 +62,7 @@ class Rounds:
 
         Rounds whose files exist are only read, also those that an evaluation has started.
         """
-        result = self._attacked(self._choose(self._rows))
+        result = self._attacked(self._search())
         while self._is_there(task := self._evaluation_task(result)):
             learnt = self._learnt(result, task)
             if learnt is None:
@@ -82,39 +80,35 @@ class Rounds:
         return self._learnt(result, self._evaluation_task(result))
 
     def _attacked(self, result: SearchResult) -> SearchResult:
-        """Attack the choices of a result, and search again, until they keep enough images."""
-        rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
-        while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
+        """Attack the choices of a result, and search again, until they keep enough images.
+
+        A choice that was attacked, missed its beta and was chosen again is not attacked again, because another round
+        would find the same examples. This happens if the robust classifier alone is not robust on more images.
+        """
+        n_before = sum(1 for done in self._done if done.evaluated)
+        most = n_before + self._opened.config.search.rounds * (1 + n_before)
+        while len(self._done) < most:
+            left = [entry for entry in self._measured(result) if _mixed(entry) not in self._broken]
+            if not left:
+                break
             self._round(self._task(left, result), left)
-            result = self._chosen_again(result) if self._unmet(result) else result
+            if not all(map(self._is_kept, left)):
+                result = self._search_again(result)
         return replace(result, rounds=tuple(self._done))
 
     def _learnt(self, result: SearchResult, task: RoundTask) -> SearchResult | None:
         """Search again after a round with the examples of an evaluation; None as in `learn`."""
-        self._round(task, [result.deployed()], evaluated=task.points[-1].content_hash)
-        learnt = self._chosen_again(result)
-        if _mixed(learnt.deployed()) == _mixed(result.deployed()):
-            return None
-        return self._attacked(learnt)
+        self._round(task, [result.deployed()], evaluated=task.sources[-1].content_hash)
+        learnt = self._search_again(result)
+        return None if _mixed(learnt.deployed()) == _mixed(result.deployed()) else self._attacked(learnt)
 
-    def _chosen_again(self, result: SearchResult) -> SearchResult:
+    def _search(self) -> SearchResult:
+        return self._choose(replace(self._choose.rows, points=self._points))
+
+    def _search_again(self, result: SearchResult) -> SearchResult:
         """Search over all known examples; choices that were attacked and keep enough images remain chosen."""
-        held = {beta: entry for beta, entry in result.by_beta().items() if self._is_kept(entry)}
-        result = self._choose(self._rows).with_entries(held)
-        self._settled |= {(entry.beta, _mixed(entry)) for entry in result.entries if _mixed(entry) in self._broken}
-        return result
-
-    def _unmet(self, result: SearchResult) -> list[Choice]:
-        """Return the choices to measure that have not been attacked or do not keep enough images.
-
-        A choice that was attacked, missed its beta and was chosen again is left out: another round would find the same
-        examples. This happens if the robust classifier alone is not robust on more images.
-        """
-        return [
-            entry
-            for entry in self._measured(result)
-            if not self._is_kept(entry) and (entry.beta, _mixed(entry)) not in self._settled
-        ]
+        held = {entry.beta: entry for entry in result.entries if self._is_kept(entry)}
+        return self._search().with_entries(held)
 
     def _measured(self, result: SearchResult) -> list[Choice]:
         """Return the choices to measure, the deployed one first."""
@@ -124,12 +118,17 @@ class Rounds:
 
     def _round(self, task: RoundTask, attacked: Sequence[Choice], evaluated: str = "") -> None:
         """Compute a round on these choices, and add its examples."""
+        number = len(self._done) + 1
         if task.attacks and not self._is_there(task):
-            self._executor.report(self._announcement(task, attacked))
+            self._executor.report(
+                f"round {number} of at most {self._opened.config.search.rounds} attacks the images close to the margin "
+                f"threshold of beta {', '.join(f'{entry.beta:g}' for entry in attacked)} ({', '.join(task.attacks)}, "
+                f"{task.budget.n_iter} iterations; search.rounds: 0 attacks none)"
+            )
         run_partitions(self._opened, task, self._executor, self._progress)
         summaries = finished_partitions(self._opened, task.stage, task.content_hash).values()
         done = SearchRound(
-            round=len(self._done) + 1,
+            round=number,
             content_hash=task.content_hash,
             attacked=tuple(attacked),
             kept=(),
@@ -139,35 +138,28 @@ class Rounds:
             evaluated=evaluated,
         )
         tried = self._add(done)
-        self._done[-1] = replace(done, kept=tuple(self._kept(entry) for entry in attacked), tried=tried)
-
-    def _announcement(self, task: RoundTask, attacked: Sequence[Choice]) -> str:
-        near = []
-        for entry, reach in zip(attacked, task.reaches, strict=True):
-            gaps_N = self._stable_log_gaps(entry)
-            near.append(f"about {int((gaps_N >= reach).sum()):,} close to the margin threshold of beta {entry.beta:g}")
-        return (
-            f"round {len(self._done) + 1} of at most {self._opened.config.search.rounds} attacks images: "
-            f"{', '.join(near)} ({', '.join(task.attacks)}, {task.budget.n_iter} iterations; search.rounds: 0 attacks "
-            "none)"
-        )
+        self._done[-1] = replace(done, kept=tuple(map(self._kept, attacked)), tried=tried)
 
     def _is_there(self, task: RoundTask) -> bool:
         """Return whether all files of the round exist."""
         return len(finished_partitions(self._opened, task.stage, task.content_hash)) == len(self._opened.partitions)
 
+    def _sources(self) -> tuple[StoredExamples, ...]:
+        attack = StoredExamples("attack", self._opened.attack_content_hash)
+        return attack, *map(examples_of_round, self._done)
+
     def _evaluation_task(self, result: SearchResult) -> RoundTask:
         """Return a round without attacks that stores the hardest known example, including those of the evaluation."""
         evaluated = evaluate_content_hash(self._opened, result)
         task = self._task([result.deployed()], result)
-        points = (*task.points, StoredPoints("evaluate", evaluated))
-        return replace(task, attacks=(), points=points, content_hash=digest({"of": task.content_hash, "by": evaluated}))
+        sources = (*task.sources, StoredExamples("evaluate", evaluated))
+        content_hash = digest({"of": task.content_hash, "by": evaluated})
+        return replace(task, attacks=(), sources=sources, content_hash=content_hash)
 
     def _task(self, attacked: Sequence[Choice], result: SearchResult) -> RoundTask:
         """Return the next round on these choices of a result."""
-        number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
-        opened, evaluate = self._opened, self._opened.config.evaluate
-        budget, sample = round_budget(evaluate), search_sample(opened)
+        number, opened, evaluate = len(self._done) + 1, self._opened, self._opened.config.evaluate
+        budget, sample, sources = round_budget(evaluate), search_sample(opened), self._sources()
         mixtures = tuple(replace(entry.mixture(), rd=evaluate.rd) for entry in attacked)
         # All other betas together attack half as many images as the deployed one, whose examples mostly serve them too.
         others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
@@ -175,24 +167,24 @@ class Rounds:
         share = SHARES_ATTACKED[min(number, len(SHARES_ATTACKED)) - 1]
         reaches = tuple(self._reach(entry, share, weight) for entry, weight in zip(attacked, weights, strict=True))
         depends_on = {
-            "mixtures": [mixture.settings() for mixture in mixtures],
+            "attack": opened.attack_content_hash,
+            "mixtures": [{**mixture.settings(), **mixture.weights()} for mixture in mixtures],
             "reaches": reaches,
-            "budget": [budget.n_iter, budget.n_target_classes, budget.joint_starts],
-            "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
-            "warm_start": [[source.stage, source.content_hash] for source in self._sources],
-            **({"sample": vars(sample)} if sample else {}),
-            **({"eot": evaluate.eot} if evaluate.eot else {}),
+            "budget": asdict(budget),
+            "mode": [evaluate.mode, evaluate.eot],
+            "sources": [asdict(source) for source in sources],
+            "sample": sample and vars(sample),
         }
         return RoundTask(
             stage=round_folder(number),
-            content_hash=digest({"attack": opened.attack_content_hash, **depends_on}),
+            content_hash=digest(depends_on),
             budget=budget,
             mixtures=mixtures,
             reaches=reaches,
             attacks=round_attacks(opened.config),
             mode=evaluate.mode,
             eot=evaluate.eot,
-            points=tuple(self._sources),
+            sources=sources,
             sample=sample,
         )
 
@@ -201,16 +193,13 @@ class Rounds:
 
         Images far above the margin threshold hardly ever break. Only the evaluation attacks them.
         """
-        kept_N = self._stable_log_gaps(entry)
+        rows = replace(self._choose.rows, points=self._points)
+        gaps_N = hardest_log_gaps(rows, entry.transform(), any_std=True)
+        kept_N = gaps_N[self._robust_N & (gaps_N <= entry.log_one_minus_cutoff)]
         if not len(kept_N):
             return -math.inf
         n_near = math.ceil(max(LEAST_ATTACKED, share * len(kept_N)) * weight)
         return float(kept_N.sort(descending=True).values[min(n_near, len(kept_N)) - 1])
-
-    def _stable_log_gaps(self, entry: Choice) -> Tensor:
-        """Return log(1 - margin) of the images on which the choice is predicted to be robust."""
-        gaps_N = hardest_log_gaps(self._rows, entry.transform(), any_std=True)
-        return gaps_N[self._robust_N & (gaps_N <= entry.log_one_minus_cutoff)]
 
     def _add(self, done: SearchRound) -> tuple[int, ...]:
         """Add the examples of a round; return the number of images on which each choice was attacked."""
@@ -221,16 +210,10 @@ class Rounds:
             image_P = tried_N.nonzero().squeeze(1)
             tried.append(len(image_P))
             found = AttackedPoints(rob_NK[image_P], image_P, std_NK[image_P].argmax(dim=1))
-            self._rows = replace(self._rows, points=self._points.joined(found))
+            self._points = self._points.joined(found)
             self._broken[_mixed(entry)] = broken_N | self._broken.get(_mixed(entry), torch.zeros_like(broken_N))
-        self._sources.append(points_of_round(done))
         self._done.append(done)
         return tuple(tried)
-
-    @property
-    def _points(self) -> AttackedPoints:
-        assert self._rows.points is not None
-        return self._rows.points
 
     def _is_kept(self, entry: Choice) -> bool:
         """Return whether the choice was attacked and keeps enough images at all known examples."""
@@ -239,7 +222,7 @@ class Rounds:
 
     def _kept(self, entry: Choice) -> int:
         """Count the images on which `rob` and the attacked choice remain robust at every known example."""
-        rows, points, mixture = self._rows, self._points, entry.mixture()
+        rows, points, mixture = self._choose.rows, self._points, entry.mixture()
         kept_N = self._robust_N & ~self._broken[_mixed(entry)]
         kept_N &= mixed_classes(rows.rob_clean_BK, rows.std_pred_B, mixture) == rows.labels_B
         kept_N &= mixed_classes(rows.rob_attacked_BK, self._std_attacked_N, mixture) == rows.labels_B

@@ -1,6 +1,5 @@
 """Workers read the stored adversarial examples, and find the hardest one of each image."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
-from mixednuts_dist.stages.points import StoredPoints, hardest_points, read_points
+from mixednuts_dist.stages.warm_start import StoredExamples, hardest_examples
 from mixednuts_dist.storage.partitions import Partition
 from tests.helpers.small_nets import images, small_net
 
@@ -24,10 +23,10 @@ def clean() -> tuple[Tensor, Tensor]:
 
 
 class Worker:
-    """A worker of one partition with given columns that counts the model's images."""
+    """A worker of one partition with given columns."""
 
     def __init__(self, x: Tensor, y: Tensor, columns: dict[str, Tensor]) -> None:
-        self._images, self._columns, self.n_passed = (x, y), columns, 0
+        self._images, self._columns = (x, y), columns
 
     def images(self, _: Partition) -> tuple[Tensor, Tensor]:
         return self._images
@@ -36,25 +35,22 @@ class Worker:
         return self._columns[column]
 
     def logits(self, model: Any, x: Tensor) -> Tensor:
-        self.n_passed += len(x)
         logits: Tensor = model(x)
         return logits
 
 
-def test_read_points_finds_the_hardest(clean) -> None:
+def test_hardest_examples_have_the_smallest_margin(clean) -> None:
     x, y = clean
     noise = [(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(i))).clamp(0, 1) for i in range(3)]
     some = torch.arange(N) % 4 == 1
-    points = [noise[0], *(torch.where(some[:, None, None, None], each, x) for each in noise[1:])]
-    rounds = {f"x_adv_{i}": points[i + 1] for i in range(2)}
-    worker: Any = Worker(x, y, {"x_adv": points[0], **rounds})
-    sources = [StoredPoints("attack", "f0"), StoredPoints("search/round-1", "f1", ("x_adv_0", "x_adv_1"))]
-    found = read_points(worker, SimpleNamespace(), sources)
-    assert all(torch.equal(one, other) for one, other in zip(found, points, strict=True))
-    gaps = torch.stack([log_one_minus_signed_margin(NETWORK(each), y) for each in points])
-    expected = torch.stack(points)[gaps.argmax(dim=0), torch.arange(N)]
+    examples = [noise[0], *(torch.where(some[:, None, None, None], each, x) for each in noise[1:])]
+    worker: Any = Worker(x, y, dict(zip(("x_adv", "x_adv_0", "x_adv_1"), examples, strict=True)))
+    sources = [StoredExamples("attack", "f0"), StoredExamples("search/round-1", "f1", ("x_adv_0", "x_adv_1"))]
+    found = [x_adv for source in sources for x_adv in source.read(worker, Partition(0, 0, N))]
+    assert all(torch.equal(one, other) for one, other in zip(found, examples, strict=True))
+    (beyond,) = StoredExamples("attack", "f0", n_images=N).read(worker, Partition(1, N, 2 * N))
+    assert beyond is x
+    gaps = torch.stack([log_one_minus_signed_margin(NETWORK(each), y) for each in examples])
+    expected = torch.stack(examples)[gaps.argmax(dim=0), torch.arange(N)]
     assert len(set(gaps.argmax(dim=0).tolist())) == 3
-    assert torch.equal(hardest_points(worker, NETWORK, x, y, found), expected)
-    assert worker.n_passed == N + N + 2 * int(some.sum()), (
-        "the attack's points, the clean images, and what rounds tried"
-    )
+    assert torch.equal(hardest_examples(worker, NETWORK, x, y, found), expected)
