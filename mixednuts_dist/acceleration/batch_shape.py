@@ -93,7 +93,6 @@ class Passes:
     def __init__(self, shape: BatchShape, probe: Probe, *, fixed: bool = False) -> None:
         self.shape, self._probe, self._fixed = shape, probe, fixed
         self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
-        self._whole: tuple[Tensor, list[Tensor]] | None = None  # a full batch, and what the probe gives for it
 
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
         """Return the rows in which to pass `n_images`, at most those of the shape; try them on images like these."""
@@ -113,19 +112,16 @@ class Passes:
 
         The images are noisy copies of `like_BCHW`, drawn from the full batch, so that nearly all change their position.
         """
-        rows = self.shape.rows
+        rows, generator = self.shape.rows, torch.Generator().manual_seed(self.shape.rows)
+        drawn = torch.randperm(rows, generator=generator)[:fewer].to(like_BCHW.device)
         try:
-            if self._whole is None or len(self._whole[0]) != rows:
-                repeated_BCHW = repeated(like_BCHW, rows)
-                noise_BCHW = torch.rand(repeated_BCHW.shape, generator=torch.Generator().manual_seed(rows))
-                x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW.to(repeated_BCHW) - 0.5)).clamp(0, 1)
-                self._whole = x_BCHW, [values.clone() for values in self._probe(x_BCHW)]
-            x_BCHW, whole = self._whole
-            drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))[:fewer].to(x_BCHW.device)
+            x_BCHW = repeated(like_BCHW, rows)
+            noise_BCHW = torch.rand(x_BCHW.shape, generator=generator).to(x_BCHW)
+            x_BCHW = (x_BCHW + 0.1 * (noise_BCHW - 0.5)).clamp(0, 1)
+            whole = [values.clone() for values in self._probe(x_BCHW)]
             pairs = zip(self._probe(x_BCHW[drawn]), whole, strict=True)
             return all(torch.equal(part, values[drawn]) for part, values in pairs)
         except torch.OutOfMemoryError:
-            self._whole = None
             release_memory()
             return False
 

@@ -5,7 +5,6 @@ Shapes: B images of C x H x W, K classes.
 
 import copy
 import logging
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,18 +88,17 @@ def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     """Return a frozen float32 copy whose passes are faster, or `network` itself if there is none.
 
     Batch normalization is folded into the convolutions. On a CPU convolutions are in channels-last format, which is up
-    to 40% faster. The format is not timed, because it decides the last bits of an image's result. A copy has to give
-    the logits of `network` for many images and for one.
+    to 40% faster. The format is not timed, because it decides the last bits of an image's result. A copy has to agree
+    with `network` for many images and for one.
     """
-    folds = any(isinstance(layer, _BatchNorm) for layer in network.modules())
-    channels_last = x_BCHW.device.type == "cpu" and any(isinstance(layer, nn.Conv2d) for layer in network.modules())
-    for fold in (True, False) if folds else (False,):
-        if not (fold or channels_last):
-            continue
+    layers = list(network.modules())
+    folds = any(isinstance(layer, _BatchNorm) for layer in layers)
+    channels_last = x_BCHW.device.type == "cpu" and any(isinstance(layer, nn.Conv2d) for layer in layers)
+    for fold in [True] * folds + [False] * channels_last:
         try:
-            made = frozen_copy(network)
-            made = _fold(made).requires_grad_(False) if fold else made
-            made = made.to(memory_format=torch.channels_last) if channels_last else made
+            made = _fold(frozen_copy(network)).requires_grad_(False) if fold else frozen_copy(network)
+            if channels_last:
+                made = made.to(memory_format=torch.channels_last)
             if all(agrees(made, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
                 return made
             _logger.info("a copy of %s has other logits, fold=%s", type(network).__name__, fold)
@@ -129,15 +127,21 @@ def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: f
 
 
 @tf32_allowed(False)
+@torch.enable_grad()
 def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> bool:
     """Return whether the gradients of both point the same way on the median image that has a gradient.
 
     They are gradients of the difference of the two largest logits, which does not vanish as a cross-entropy does.
     """
-    with torch.no_grad():
-        classes_B2 = original(x_BCHW).topk(2, dim=1).indices
-    found_BN, expected_BN = (_gap_gradient(each, x_BCHW, classes_B2) for each in (network, original))
-    cosines_B = F.cosine_similarity(found_BN, expected_BN)[expected_BN.norm(dim=1) > 0]
+    x_BCHW = x_BCHW.detach().clone().requires_grad_()
+    classes_B2 = original(x_BCHW).topk(2, dim=1).indices
+    grads_BN: list[Tensor] = []
+    for each in (network, original):
+        first_B, second_B = each(x_BCHW).float().gather(1, classes_B2).unbind(1)
+        grad_BN = input_gradient(first_B - second_B, x_BCHW).flatten(1).double()
+        grads_BN.append(grad_BN / grad_BN.abs().amax(dim=1, keepdim=True).clamp(min=_TINY))  # no square underflows
+    found_BN, expected_BN = grads_BN
+    cosines_B = F.cosine_similarity(found_BN, expected_BN)[expected_BN.any(dim=1)]
     return not len(cosines_B) or bool(cosines_B.median() >= _SAME_WAY)
 
 
@@ -147,19 +151,3 @@ def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:
         return torch.zeros_like(x_BCHW)
     (grad_BCHW,) = torch.autograd.grad(values.sum(), x_BCHW, allow_unused=True)
     return torch.zeros_like(x_BCHW) if grad_BCHW is None else grad_BCHW
-
-
-@torch.enable_grad()
-def _gap_gradient(network: nn.Module, x_BCHW: Tensor, classes_B2: Tensor) -> Tensor:
-    """Return the gradient of the first class's logit minus the second's, (B, N) float64, scaled to at most 1."""
-    x_BCHW = x_BCHW.detach().clone().requires_grad_()
-    first_B, second_B = network(x_BCHW).float().gather(1, classes_B2).unbind(1)
-    grad_BCHW = input_gradient(first_B - second_B, x_BCHW)
-    grad_BN = grad_BCHW.flatten(1).double()
-    return grad_BN / grad_BN.abs().amax(dim=1, keepdim=True).clamp(min=_TINY)
-
-
-def compiled(network: nn.Module, device: torch.device) -> Any:
-    """Compile the network for one batch shape, with CUDA graphs on a GPU."""
-    mode = "reduce-overhead" if device.type == "cuda" else None
-    return torch.compile(network, dynamic=False, mode=mode)

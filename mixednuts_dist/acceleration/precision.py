@@ -20,7 +20,7 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
 from .batch_shape import ON_CPU, as_out_of_memory, fastest_of_three, release_memory, repeated
-from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, input_gradient, is_heavy, points_alike
+from .gradient_copy import Bfloat16Copy, agrees, folded, frozen_copy, input_gradient, is_heavy, points_alike
 from .tf32 import tf32_allowed
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -118,10 +118,11 @@ class FastCopies:
         if not is_heavy(network):
             return FastCopy(network, network, ("fp32",))
         precision = self._decided.get(network, self.precision)
-        copied = _fastest(network, x, rows) if precision == "auto" else _made(network, x, precision)
-        if self.compile:
+        copied = _made(network, x, fastest_precision(network, x, rows) if precision == "auto" else precision)
+        if self.compile:  # for one batch shape
             fast = frozen_copy(network) if copied.fast is network else copied.fast
-            copied = replace(copied, fast=compiled(fast, x.device))
+            mode = "reduce-overhead" if x.is_cuda else None  # CUDA graphs
+            copied = replace(copied, fast=torch.compile(fast, dynamic=False, mode=mode))
         return copied
 
 
@@ -130,9 +131,14 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> FastCopy:
     x = x[:_N_LOGITS_COMPARED]
     float32 = folded(network, x)
     if precision == "bf16":
-        low = _bfloat16_copy(float32, network, x)
-        if low is not None:
-            return FastCopy(low, float32, ("bf16",))
+        try:
+            low = Bfloat16Copy(frozen_copy(float32), x)
+            if agrees(low, network, x, _BF16_TOLERANCE) and points_alike(low, network, x[:_N_GRADIENTS_COMPARED]):
+                return FastCopy(low, float32, ("bf16",))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # foreign code: a layer may insist on one dtype, or inspect another layer
+            _logger.info("%s in bfloat16: %s", type(network).__name__, error)
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
     elif precision == "tf32" and not _has_tensor_cores(x.device):
         _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
@@ -141,45 +147,30 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> FastCopy:
     return FastCopy(float32, float32, ("fp32",))
 
 
-def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor) -> Bfloat16Copy | None:
-    """Return a copy of `base` if it gives the logits of `network` and gradients in about the same direction."""
-    try:
-        made = Bfloat16Copy(frozen_copy(base), x)
-        alike = agrees(made, network, x, _BF16_TOLERANCE) and points_alike(made, network, x[:_N_GRADIENTS_COMPARED])
-        return made if alike else None
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # foreign code: a layer may insist on one dtype, or inspect another layer
-        _logger.info("%s in bfloat16: %s", type(network).__name__, error)
-        return None
-
-
-# Measurements of `_fastest`: network -> (device, rows, shape of the images) -> precision.
+# Results of `fastest_precision`: network -> (device, rows, shape of the images) -> precision. Timing is noisy, and two
+# equal calls should compute in the same precision.
 _FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
 _FASTEST = weakref.WeakKeyDictionary()
 
 
-def _fastest(network: nn.Module, x: Tensor, rows: int) -> FastCopy:
-    """Return the copy in the fastest precision, which is remembered for the next copy of the network."""
+def fastest_precision(network: nn.Module, x: Tensor, rows: int) -> Precision:
+    """Return the precision in which passes over `rows` images like these are fastest on this device."""
+    if x.is_cuda:
+        choices: list[Precision] = ["fp32", "bf16", "tf32"] if _has_tensor_cores(x.device) else ["fp32"]
+    else:
+        choices = ["fp32"] if x.device.type == "cpu" and not _has_bfloat16_units() else ["fp32", "bf16"]
     key, known = (str(x.device), rows, tuple(x.shape[1:])), _FASTEST.setdefault(network, {})
-    if key in known:
-        return _made(network, x, known[key])
-    copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
-
-    def seconds(rows: int) -> dict[Precision, float]:
-        batch = repeated(x, rows)
-        return {precision: _seconds(copied.fast, batch, precision) for precision, copied in copies.items()}
-
-    if len(copies) == 1:
-        return copies["fp32"]
+    if len(choices) == 1 or key in known:
+        return known.get(key, "fp32")
+    copies = {precision: _made(network, x, precision).fast for precision in choices}
     try:
-        taken = seconds(rows)
+        taken = {precision: _seconds(fast, repeated(x, rows), precision) for precision, fast in copies.items()}
     except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
         release_memory()
-        taken = seconds(1)
+        taken = {precision: _seconds(fast, x[:1], precision) for precision, fast in copies.items()}
     best = min(taken, key=lambda precision: taken[precision])
     known[key] = best if MIN_SPEEDUP * taken[best] < taken["fp32"] else "fp32"
-    return copies[known[key]]
+    return known[key]
 
 
 @torch.enable_grad()
@@ -194,12 +185,6 @@ def _seconds(network: nn.Module, x: Tensor, precision: Precision) -> float:
         return fastest_of_three(both_ways)
 
 
-def _in_hardware(device: torch.device) -> list[Precision]:
-    if device.type == "cuda":
-        return ["fp32", "bf16", "tf32"] if _has_tensor_cores(device) else ["fp32"]
-    return ["fp32"] if device.type == "cpu" and not _has_bfloat16_units() else ["fp32", "bf16"]
-
-
 def _has_tensor_cores(device: torch.device) -> bool:
     """Return whether a GPU has units for TF32 and bfloat16: compute capability 8.0 (Ampere) and above."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -212,13 +197,13 @@ def _has_bfloat16_units() -> bool:
     It takes half the time if the CPU has units for it, and four times the time otherwise. The CPU's flags do not
     decide that, because oneDNN may be restricted (ONEDNN_MAX_CPU_ISA).
     """
-    return MIN_SPEEDUP * _layer_seconds(torch.bfloat16) < _layer_seconds(torch.float32)
 
+    def seconds(dtype: torch.dtype) -> float:
+        x_BCHW, weight = (torch.ones(shape, dtype=dtype) for shape in ((1, 64, 16, 16), (64, 64, 3, 3)))
+        x_BCHW, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x_BCHW, weight))
+        return fastest_of_three(lambda: F.conv2d(x_BCHW, weight, padding=1))
 
-def _layer_seconds(dtype: torch.dtype) -> float:
-    x_BCHW = torch.ones(1, 64, 16, 16, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    weight = torch.ones(64, 64, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    return fastest_of_three(lambda: F.conv2d(x_BCHW, weight, padding=1))
+    return MIN_SPEEDUP * seconds(torch.bfloat16) < seconds(torch.float32)
 
 
 def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:

@@ -14,8 +14,7 @@ from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
-from .apgd import float32_runs
-from .ascent import Apgd
+from .apgd import Apgd, float32_runs
 from .attack import Setting, runs_of
 from .budget import AttackBudget, attacks_in, checked_budget
 from .draws import Draws

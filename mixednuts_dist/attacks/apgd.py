@@ -1,23 +1,262 @@
-"""The APGD attacks: which losses and targets the steps of `ascent.py` follow, and the float32 runs at their end."""
+"""APGD (Croce & Hein 2020, algorithm 1): gradient ascent whose step halves where the loss rises too seldom.
+
+A run evaluates its start in iteration 0, and takes the published steps in the iterations 1 .. n_iter. `Apgd` has the
+steps, `SparseApgd` those in L1; the attacks below choose the losses and targets, and the float32 runs at the end.
+
+Shapes: S slots, images of C x H x W.
+"""
 
 # ruff: noqa: ARG004 - what is registered is given more than it may need
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
-from ..config.register import ATTACKS
-from ..norms.ball import ball_of
-from .ascent import Apgd
+import torch
+from torch import Tensor
+
+from ..config.register import ATTACKS, LOSSES
+from ..norms.ball import MOMENTUM, Ball, ball_of, per_image
+from ..norms.l1 import project_on_l1, sparse_signs
 from .attack import Attack, Setting
 from .budget import AttackBudget
-from .sparse_ascent import SparseApgd
-from .stepper import ImageSummary, Run
+from .gradient_model import Outputs
+from .losses import anyone
+from .stepper import (
+    Counts,
+    Flags,
+    Images,
+    ImageSummary,
+    Numbers,
+    Run,
+    SlotState,
+    StartBatch,
+    Stepper,
+    StepResult,
+    copy_rows,
+    sent,
+)
+
+RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
+
+# In L1: the share of the iterations in the ball of 3 radii, and of those in the ball of 2. The last ball has the rest.
+FIRST_SHARE = 0.3
+_RADII = (1, 1, 2, 3)  # by `ApgdState.stage`
+_SHRINK = 1.5  # divides the number of pixels that the best point moved, and the step size
+_SPARSER = 0.95  # share of moved pixels below which a run returns to its best point, with the longest step
+_SHORTEST = 10.0  # a step is no shorter than a radius divided by this
 
 # Float32 steps on the margin itself, from the best point that low-precision gradients found.
 POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
 POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # an image whose margin fell by more is polished again, at most this often
 GROUP = "apgd"  # the runs of all APGD attacks are independent of one another
+
+
+@dataclass
+class ApgdState(SlotState):
+    """APGD's state of each slot. `start` sets what iteration 0 does not."""
+
+    x: Images  # clean image
+    x_adv: Images  # where the next step starts from; for a new slot its start
+    displacement: Images  # from where the last step started to x_adv
+    direction: Images  # steepest ascent at x_adv, with unit length in the norm; in L1 the gradient
+    x_best: Images
+    direction_best: Images  # at x_best
+    loss_best: Numbers
+    loss_prev: Numbers
+    loss_at_check: Numbers
+    reduced: Flags  # the last review halved the step
+    step_size: Numbers
+    n_increases: Counts  # steps since the last review in which the loss rose
+    iteration: Counts  # number of the next evaluation
+    loss: Counts  # index into `losses`
+    # In L1
+    stage: Counts  # 3, 2, 1: in the first, second and last ball; 0: in the last ball with all iterations
+    share: Numbers  # share of the pixels that a step moves
+    n_moved: Counts  # pixels in which the best point differed from the image at the last review
+    losses: list[str]  # those that any slot has had
+
+
+@dataclass(frozen=True)
+class Apgd(Stepper[ApgdState]):
+    """The steps of all APGD runs except those in L1."""
+
+    n_iter: int = 100
+    first_step: float = 2.0  # in radii
+
+    @property
+    def start_ball(self) -> Ball:
+        """Where random starts are drawn."""
+        return self.ball
+
+    def init(self, like_SCHW: Tensor) -> ApgdState:
+        return ApgdState.of(like_SCHW, losses=[])
+
+    def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
+        state.x[slots], state.x_adv[slots] = batch.x, batch.start(self.start_ball, self.seed)
+        state.iteration[slots], state.n_increases[slots], state.reduced[slots] = 0, 0, True
+        state.step_size[slots] = self.first_step * self.ball.eps
+        names = [run.loss for run in batch.runs]
+        state.losses += [name for name in dict.fromkeys(names) if name not in state.losses]
+        state.loss[slots] = sent([state.losses.index(name) for name in names], state.loss)
+
+    def ask(self, state: ApgdState) -> Tensor:
+        """Return the start of new slots, and the norm's step of the others; the first step has no momentum."""
+        x_new, starting = self._step(state), state.iteration == 0
+        return torch.where(per_image(starting, x_new), state.x_adv, x_new) if anyone(starting) else x_new
+
+    def _step(self, state: ApgdState) -> Tensor:
+        weight = torch.where(state.iteration <= 1, 1.0, MOMENTUM)
+        step_S111, weight_S111 = (per_image(each, state.x) for each in (state.step_size, weight))
+        return self.ball.ascend(state.x, state.x_adv, state.direction, step_S111, weight_S111, state.displacement)
+
+    def loss(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        total, weights = torch.zeros_like(state.loss_best), torch.ones_like(state.loss_best)
+        for number, name in enumerate(state.losses):
+            values = LOSSES.get(name)(outputs, labels, targets, weights).to(total)
+            total = torch.where(state.loss == number, values, total)
+        return total
+
+    def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
+        """Keep the best point, and review the step size if that is due."""
+        loss, stepped = result.loss, state.iteration > 0
+        better = ~stepped | (loss > state.loss_best)
+        state.direction = self._direction(result.grad)
+        copy_rows(state.x_best, x, better)
+        copy_rows(state.direction_best, state.direction, better)
+        torch.where(better, loss, state.loss_best, out=state.loss_best)
+        # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
+        state.n_increases += stepped & (loss > state.loss_prev)
+        torch.mul(loss, stepped, out=state.loss_prev)
+        x_prev, state.x_adv = state.x_adv, x
+        self._review(state)
+        state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
+        state.iteration += 1
+        return state.iteration > self._last(state)
+
+    def _direction(self, grad: Tensor) -> Tensor:
+        """Return what `ask` needs of a gradient, in new memory."""
+        return self.ball.steepest(grad)
+
+    def _last(self, state: ApgdState) -> Tensor | int:  # noqa: ARG002
+        """Return the last iteration of each slot."""
+        return self.n_iter
+
+    def _review(self, state: ApgdState) -> None:
+        """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point."""
+        n_steps = sent(reviews(self.n_iter), state.iteration)[state.iteration.clamp(max=self.n_iter)]
+        due = n_steps > 0
+        if not anyone(due):
+            return
+        oscillating = state.n_increases <= n_steps * RHO
+        stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
+        halve = due & (oscillating | stalled)
+        torch.where(due, halve, state.reduced, out=state.reduced)
+        torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
+        torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
+        copy_rows(state.x_adv, state.x_best, halve)
+        copy_rows(state.direction, state.direction_best, halve)
+        state.n_increases.masked_fill_(due, 0)
+
+
+@cache
+def reviews(n_iter: int) -> list[int]:
+    """Return, by iteration, the number of steps that a review after it looks back on; 0 if no review is due.
+
+    Example:
+        >>> [i for i, n_steps in enumerate(reviews(100)) if n_steps]
+        [22, 41, 57, 70, 80, 87, 93, 99]
+    """
+    steps, least, due = max(int(0.22 * n_iter), 1), max(int(0.06 * n_iter), 1), 0
+    n_steps = [0] * (n_iter + 1)
+    while (due := due + steps) <= n_iter:
+        n_steps[due] = steps
+        steps = max(steps - max(int(0.03 * n_iter), 1), least)
+    return n_steps
+
+
+@dataclass(frozen=True)
+class SparseApgd(Apgd):
+    """APGD in L1 (Croce & Hein 2021, "Mind the box"): steps along a few pixels, from balls that are too large.
+
+    The steepest direction in L1 moves one pixel, and the box soon stops it. So a step moves a share of the pixels,
+    those of the largest gradients, each by the same amount; the share follows the sparsity of the best point so far.
+    There is no momentum. Runs from a random start climb in balls of 3, 2 and 1 radii, one after the other, each from
+    the best point of the one before it, projected; only points in the last ball can count.
+    """
+
+    stays_inside: ClassVar[bool] = False
+
+    @property
+    def start_ball(self) -> Ball:
+        return type(self.ball)(_RADII[-1] * self.ball.eps)
+
+    def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
+        """Begin a random start in the largest ball, and a best point in the ball itself."""
+        super().start(state, slots, batch)
+        state.stage[slots] = sent([0 if run.from_best else 3 for run in batch.runs], slots)
+        self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
+
+    def _step(self, state: ApgdState) -> Tensor:
+        direction = sparse_signs(state.direction, state.share)
+        return self._project(state, state.x_adv + per_image(state.step_size, direction) * direction)
+
+    def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
+        """As APGD; slots that have ended a ball continue in the next smaller one."""
+        ended = super().tell(state, x, result)
+        following = ended & (state.stage > 1)
+        if anyone(following):
+            state.stage -= following.long()
+            copy_rows(state.x_adv, self._project(state, state.x_best), following)
+            state.iteration.masked_fill_(following, 0)
+            self._enter(state, following)
+        return ended & ~following
+
+    def _direction(self, grad: Tensor) -> Tensor:
+        """Return the gradient itself, because a step decides how many pixels it moves."""
+        return grad.clone()
+
+    def _last(self, state: ApgdState) -> Tensor:
+        first = math.ceil(FIRST_SHARE * self.n_iter)
+        lengths = (self.n_iter, self.n_iter - 2 * first, first, first)
+        return sent(lengths, state.stage)[state.stage]
+
+    def _review(self, state: ApgdState) -> None:
+        """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""
+        check_every = (0.04 * self._last(state)).long().clamp(min=1)
+        due = (state.iteration > 0) & (state.iteration % check_every == 0)
+        n_moved, radius = _n_moved(state.x_best, state), self._radius(state)
+        sparser = due & (n_moved / state.n_moved < _SPARSER)
+        shorter = torch.maximum(state.step_size / _SHRINK, radius / _SHORTEST)
+        _set_step(state, due, n_moved, torch.where(sparser, radius, shorter))
+        copy_rows(state.x_adv, state.x_best, sparser)
+        copy_rows(state.direction, state.direction_best, sparser)
+
+    def _enter(self, state: ApgdState, chosen: Tensor) -> None:
+        """Set the step of slots that enter a ball."""
+        _set_step(state, chosen, _n_moved(state.x_adv, state), self._radius(state))
+
+    def _radius(self, state: ApgdState) -> Tensor:
+        """Return the radius of each slot's ball, (S,)."""
+        return sent([radii * self.ball.eps for radii in _RADII], state.step_size)[state.stage]
+
+    def _project(self, state: ApgdState, x_adv: Tensor) -> Tensor:
+        """Project each slot on its own ball."""
+        return project_on_l1(x_adv, state.x, self._radius(state)[:, None])
+
+
+def _n_moved(x_adv: Tensor, state: ApgdState) -> Tensor:
+    """Return the number of pixels that differ from the clean image, (S,)."""
+    return (x_adv != state.x).flatten(1).sum(dim=1)
+
+
+def _set_step(state: ApgdState, chosen: Tensor, n_moved: Tensor, step_size: Tensor) -> None:
+    """Set the length and the sparsity of the next steps of the chosen slots."""
+    share = n_moved.to(state.share) / state.x[0].numel() / _SHRINK
+    for kept, new in ((state.n_moved, n_moved), (state.share, share), (state.step_size, step_size)):
+        torch.where(chosen, new, kept, out=kept)
 
 
 def stepper_for(setting: Setting, **schedule: Any) -> Apgd:

@@ -1,15 +1,16 @@
-"""Square (Andriushchenko et al. 2020): random search with squares, through the classifier's answers alone.
+"""Square (Andriushchenko et al. 2020): random search with squares, through the classifier's logits alone.
 
 The first point is a random one on the ball's border. Each further query changes a random square window of the best
 point so far and keeps the change where it lowers the loss; the windows shrink by the published schedule. How a window
-changes depends on the norm (`windows.py`).
+changes depends on the norm.
 
 The random numbers of an image are a hash of (seed, sample id, query, draw), so its search does not depend on the batch.
 The published code draws one window for the whole batch; here every image has its own windows.
 
-Shapes: S slots, images of C x H x W, K classes.
+Shapes: S slots or B images of C x H x W, K classes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -18,11 +19,33 @@ import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
+from ..norms.ball import TINY, Ball, per_image
+from ..norms.l1 import project_on_l1
+from ..norms.random import below, hashed
 from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .losses import at, others
-from .stepper import Run, StartBatch, Stepper, StepResult, copy_rows
-from .windows import WINDOWS, SquareState
+from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
+
+P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
+# From which query on the share is P_INIT divided by what; AutoAttack does not rescale it to the budget.
+_SHRINKING = ((10, 2), (50, 4), (200, 8), (500, 16), (1000, 32), (2000, 64), (4000, 128), (6000, 256), (8000, 512))
+
+# The draws of a query, in order: the corners of two windows (Linf uses one), a coin, and a sign for each channel.
+ROW, COLUMN, ROW_2, COLUMN_2, COIN, SIGNS = range(6)
+_START = -(1 << 40)  # the first counter of the start's draws: below 0, where no query has any
+
+
+@dataclass
+class SquareState(SlotState):
+    """Square's state of each slot."""
+
+    windows: "Windows"
+    x: Images  # clean image
+    x_best: Images
+    loss: Doubles  # at the best point
+    query: Counts  # the next one; 0 is the start
+    key: Counts
 
 
 @dataclass(frozen=True)
@@ -34,31 +57,214 @@ class SquareSteps(Stepper[SquareState]):
     gradient_every: ClassVar[int] = 0
 
     def init(self, like_SCHW: Tensor) -> SquareState:
-        windows = WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries)
-        anchors = self.ball.anchors(torch.zeros_like(like_SCHW))
-        return SquareState.of(like_SCHW, windows=windows, anchors=anchors)
+        return SquareState.of(like_SCHW, windows=WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries))
 
     def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
         keys = batch.keys(self.seed)
-        state.anchors[slots] = self.ball.anchors(batch.x)
-        state.key[slots], state.query[slots] = keys, 0
-        state.loss[slots] = torch.inf
-        state.x_best[slots] = state.windows.first_point(batch.x, keys)
+        state.x[slots], state.x_best[slots] = batch.x, state.windows.first_point(batch.x, keys)
+        state.key[slots], state.query[slots], state.loss[slots] = keys, 0, torch.inf
 
     def ask(self, state: SquareState) -> Tensor:
-        return state.windows.change(state)
+        """Return the start of new slots, and the best point with a changed window of the others."""
+        query = state.query.clamp(max=self.n_queries)  # a free slot may be past its last query
+        return state.windows.changed(state, query, draws_of_query(state.key, query, state.x.shape[1]))
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
         """Keep what lowers the loss (the published "or misclassified" follows, because it is negative then)."""
-        loss = self._loss(result)
+        is_of_logits = self.loss_of == "logits"
+        loss = logit_margin(result.logits, result.labels) if is_of_logits else -result.log1m_margin
         better = loss < state.loss
         copy_rows(state.x_best, x, better)
         state.loss = torch.where(better, loss, state.loss)
         state.query += 1
         return state.query > self.n_queries
 
-    def _loss(self, result: StepResult) -> Tensor:
-        return logit_margin(result.logits, result.labels) if self.loss_of == "logits" else -result.log1m_margin
+
+def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:
+    """(S, 5 + C) int64, uniform over all 64 bits; the columns are `ROW` ... `SIGNS`."""
+    n_draws = SIGNS + n_channels
+    return hashed(keys_S, query_S * n_draws, n_draws)
+
+
+def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
+    """z_y - max_{j != y} z_j, (S,) float64: the published loss."""
+    return at(logits_SK, labels_S).double() - others(logits_SK, labels_S).amax(dim=1).double()
+
+
+class Windows:
+    """Base class of a norm's start and windows."""
+
+    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
+        height, width = like_BCHW.shape[2:]
+        self.ball = ball
+        self.sizes = [self.size(query, height, width) for query in range(1, n_queries + 1)]
+        self.size_Q = torch.tensor([0, *self.sizes], device=like_BCHW.device)  # by query; the start changes nothing
+        self.rows_H1 = torch.arange(height, device=like_BCHW.device)[:, None]
+        self.columns_1W = torch.arange(width, device=like_BCHW.device)[None]
+
+    @staticmethod
+    def size(query: int, height: int, width: int) -> int:
+        """The side of the window of a query, counted from 1: it covers a share p of the image, which shrinks."""
+        share = P_INIT / max((divisor for after, divisor in _SHRINKING if query - 1 > after), default=1)
+        return min(max(round(math.sqrt(share * height * width)), 1), height, width)
+
+    def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """The start, (B, C, H, W)."""
+        raise NotImplementedError
+
+    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
+        """Return the best points with the windows of these queries, (S,), changed by their draws, (S, 5 + C).
+
+        Query 0, the start, changes nothing.
+        """
+        raise NotImplementedError
+
+    def _window(self, draws: Tensor, row: int, column: int, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mask, (S, 1, H, W), of a square inside the image, and where each row and column is in it."""
+        top, left = (
+            below(draws[:, row], len(self.rows_H1) - size),
+            below(draws[:, column], self.columns_1W.shape[1] - size),
+        )
+        rows, columns = self.rows_H1 - top.view(-1, 1, 1, 1), self.columns_1W - left.view(-1, 1, 1, 1)
+        size = size.view(-1, 1, 1, 1)
+        return ((rows >= 0) & (rows < size)) & ((columns >= 0) & (columns < size)), rows, columns
+
+
+class StripesAndSquares(Windows):
+    """Linf: every pixel is on one of the two sides of its interval.
+
+    The start is vertical stripes of x +- eps, with a sign for each channel and column. As published, a window adds or
+    subtracts 2 eps and cuts at the interval, which puts its pixels of each channel on one side.
+    """
+
+    def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        n, n_channels, _, width = x_BCHW.shape
+        draws = hashed(keys_B, _START, n_channels * width).view(n, n_channels, 1, width)
+        return self._on_side(x_BCHW, draws)
+
+    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
+        window, _, _ = self._window(draws, ROW, COLUMN, self.size_Q[query])
+        return torch.where(window, self._on_side(state.x, draws[:, SIGNS:, None, None]), state.x_best)
+
+    def _on_side(self, x: Tensor, draws: Tensor) -> Tensor:
+        return (x + torch.where(draws >= 0, self.ball.eps, -self.ball.eps)).clamp_(0.0, 1.0)
+
+
+class Bumps(Windows):
+    """L2: the perturbation is a sum of bumps, and the windows move its mass, the sum of squares.
+
+    The start is a tiling of bumps scaled to the sphere. A bump falls from its center with a power, `falls`, of the
+    distance.
+    """
+
+    power: ClassVar[int] = 2  # the mass of a pixel is this power of its change
+    falls: ClassVar[int] = 2
+
+    @classmethod
+    def mass(cls, delta: Tensor) -> Tensor:
+        """Return the mass of each pixel."""
+        return delta.square() if cls.power == 2 else delta.abs()
+
+    @classmethod
+    def root(cls, total_mass: Tensor) -> Tensor:
+        """The length that a mass has."""
+        return total_mass.sqrt() if cls.power == 2 else total_mass
+
+    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
+        super().__init__(like_BCHW, ball, n_queries)
+        kinds = sorted(set(self.sizes))
+        self.kind_Q = torch.tensor([0, *map(kinds.index, self.sizes)], device=like_BCHW.device)
+        self.bumps_NMM = torch.zeros(len(kinds), kinds[-1], kinds[-1], device=like_BCHW.device)
+        for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
+            bump_MM[:size, :size] = self.bump(size)
+
+    @staticmethod
+    def size(query: int, height: int, width: int) -> int:
+        """Bumps are odd and no smaller than 3, where the image is not smaller."""
+        return min(max(Windows.size(query, height, width), 3) | 1, height, width)
+
+    def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """Bumps side by side, each turned or not, with a sign for each channel.
+
+        Tiles have a fifth of the shorter side, and as many as fit are centered, as published for square images.
+        """
+        n, n_channels, height, width = x_BCHW.shape
+        size = max(1, min(height, width) // 5)
+        n_rows, n_columns = height // size, width // size
+        top, left = (height - n_rows * size) // 2, (width - n_columns * size) // 2
+        draws = hashed(keys_B, _START, n_rows * n_columns * (1 + n_channels))
+        draws = draws.view(n, n_rows, n_columns, 1 + n_channels)
+        tile = self.bump(size).to(x_BCHW)
+        turned = torch.where((draws[..., :1] >= 0)[..., None], tile.T, tile)  # (B, rows, columns, size, size)
+        signs = torch.where(draws[..., 1:] >= 0, 1.0, -1.0).to(x_BCHW)
+        tiles = torch.einsum("brcij,brck->bkricj", turned, signs)
+        delta = torch.zeros_like(x_BCHW)
+        inside = delta[:, :, top : top + n_rows * size, left : left + n_columns * size]
+        inside.copy_(tiles.reshape(inside.shape))
+        return self._on_sphere(x_BCHW, delta)
+
+    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
+        """Move mass from one window to another, where it takes the shape of a bump.
+
+        In each channel the window becomes the sum of a bump of random sign and of its old content, scaled to length 1
+        each; it gets the mass of both windows together, plus its share of what the radius leaves unspent.
+        """
+        size, delta = self.size_Q[query], state.x_best - state.x
+        window, rows, columns = self._window(draws, ROW, COLUMN, size)
+        source, _, _ = self._window(draws, ROW_2, COLUMN_2, size)
+        turned, last = draws[:, COIN].view(-1, 1, 1, 1) >= 0, self.bumps_NMM.shape[1] - 1
+        first, second = (torch.where(turned, *sides).clamp(0, last) for sides in ((columns, rows), (rows, columns)))
+        bump = self.bumps_NMM[self.kind_Q[query].view(-1, 1, 1, 1), first, second] * window
+        signs = torch.where(draws[:, SIGNS:, None, None] >= 0, 1.0, -1.0)
+        mass = self.mass(delta)
+        raised = bump * signs + delta * window / (TINY + self.root((mass * window).sum((2, 3), True)))
+        raised = raised / (TINY + self.root(self.mass(raised).sum((2, 3), True)))
+        both = (mass * (window | source)).sum((2, 3), True)
+        unspent = (self.ball.eps**self.power - mass.sum((1, 2, 3), True)).clamp(min=0) / delta.shape[1]
+        raised *= self._length(unspent + both, delta.shape[1])
+        moved = self._on_sphere(state.x, torch.where(window, raised, delta.masked_fill(source, 0)))
+        return torch.where(per_image(query > 0, moved), moved, state.x_best)
+
+    def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
+        return (x + delta / (per_image(self.ball.length(delta), delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
+
+    def _length(self, mass: Tensor, n_channels: int) -> Tensor:  # noqa: ARG002
+        """How long a window's bump is that gets a mass."""
+        return self.root(mass)
+
+    @classmethod
+    def bump(cls, size: int) -> Tensor:
+        """Two pyramids of opposite sign, one above the other, of norm 1 together; (size, size)."""
+        upper = size // 2
+        both = torch.cat([cls._pyramid(upper, size), -cls._pyramid(size - upper, size)])
+        return both / cls.root(cls.mass(both).sum())
+
+    @classmethod
+    def _pyramid(cls, height: int, width: int) -> Tensor:
+        """Sum of rectangles around the center, the k-th at distance k or less with weight 1 / (k + 1)^falls, norm 1."""
+        steps = max(height, width) // 2 + 1
+        weights = 1.0 / torch.arange(1, steps + 1, dtype=torch.float32).pow(cls.falls)
+        height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the rectangles that reach so far
+        rows, columns = (torch.arange(height) - height // 2).abs(), (torch.arange(width) - width // 2).abs()
+        pyramid = height_at[torch.maximum(rows[:, None], columns[None])]
+        return pyramid / cls.root(cls.mass(pyramid).sum()) if height else pyramid
+
+
+class BumpsInL1(Bumps):
+    """L1: the same with sums of absolute values, bumps that fall faster, and points projected on ball and box."""
+
+    power = 1
+    falls = 4
+
+    def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
+        return project_on_l1(x + delta, x, self.ball.eps * (1 - 1e-6))  # as published
+
+    def _length(self, mass: Tensor, n_channels: int) -> Tensor:
+        """As published each channel gets what is all channels' share; the projection takes back what is too much."""
+        return mass * n_channels
+
+
+WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps, "L1": BumpsInL1}  # by norm
 
 
 @ATTACKS(
@@ -81,11 +287,6 @@ class Square(Attack):
         setting = self.setting
         stepper = SquareSteps(setting.threat, setting.seed, setting.budget.n_queries, self.loss_of)
         return with_float32_repeats([Run(self.name, self.name, stepper)], setting)
-
-
-def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
-    """z_y - max_{j != y} z_j, (S,) float64: the published loss."""
-    return at(logits_SK, labels_S).double() - others(logits_SK, labels_S).amax(dim=1).double()
 
 
 @ATTACKS(

@@ -13,7 +13,7 @@ crosses, and every pass has a gradient.
 Shapes: S slots, images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,12 +31,7 @@ from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch,
 _TINY = 1e-12  # added to the length of a gradient, as published
 _START = 0.5  # share of the radius at which restarts begin
 
-# By norm: the length of a gradient, (S,), in the dual norm.
-DUAL_LENGTHS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Linf": lambda grad_SCHW: grad_SCHW.flatten(1).abs().sum(dim=1),
-    "L2": lambda grad_SCHW: grad_SCHW.flatten(1).norm(dim=1),
-    "L1": lambda grad_SCHW: grad_SCHW.flatten(1).abs().amax(dim=1),
-}
+DUAL_ORDER = {"Linf": 1, "L2": 2, "L1": torch.inf}  # by norm: the order of the dual norm, which measures gradients
 
 
 @dataclass
@@ -85,7 +80,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         state.checking = torch.zeros_like(crossed)
         # As in FAB-T, a mixed classifier's value is its own and its gradient the surrogate's.
         value = difference(result.logits, result.labels, _other_class(state.number, result.labels)).to(state.value)
-        distance = value.abs() / (_TINY + DUAL_LENGTHS[self.threat.norm](result.grad))
+        distance = value.abs() / (_TINY + result.grad.flatten(1).norm(DUAL_ORDER[self.threat.norm], dim=1))
         nearer = (distance < state.distance) & ~crossed
         copy_rows(state.grad, result.grad, nearer)
         state.value = torch.where(nearer, value, state.value)

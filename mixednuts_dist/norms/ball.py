@@ -3,7 +3,7 @@
 To add a norm, register a subclass of `Ball` in a separate file, in this folder or anywhere else (then name the file in
 the configuration: `extensions: [my_norm.py]`)::
 
-    @NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1")
+    @NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1", largest=4.0)
     class L4(Ball):
         def length(self, delta_BCHW):
             return delta_BCHW.flatten(1).pow(4).sum(dim=1).pow(0.25)
@@ -38,7 +38,7 @@ class Ball:
     """All `x'` with `||x' - x|| <= eps` and `x'` in [0, 1]; a subclass is a norm."""
 
     rounding: ClassVar[float] = 1e-6  # share of the radius; float32 rounds points on the sphere to both sides
-    sparse: ClassVar[bool] = False  # steepest directions move few pixels: APGD takes the steps of `sparse_ascent.py`
+    sparse: ClassVar[bool] = False  # steepest directions move few pixels: APGD takes those of `SparseApgd`
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
@@ -79,33 +79,16 @@ class Ball:
         unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)
         return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
 
-    # APGD's momentum step, which Linf does in place
-
-    def anchors(self, x_BCHW: Tensor) -> Tensor:
-        """Return the constants of `ascend` per image, (B, n, C, H, W); by default the clean images, n = 1."""
-        return x_BCHW[:, None]
-
-    def settled(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:  # noqa: ARG002
-        """`x_adv`, which another attack has found, as `ascend` may begin there; by default itself."""
-        return x_adv_BCHW
-
     def ascend(
-        self,
-        x_adv: Tensor,
-        direction: Tensor,
-        step_B111: Tensor,
-        weight_B111: Tensor,
-        displacement: Tensor,
-        anchors: Tensor,
-        out: Tensor,
+        self, x: Tensor, x_adv: Tensor, direction: Tensor, step: Tensor, weight: Tensor, displacement: Tensor
     ) -> Tensor:
-        """APGD's next point, written to `out`: P(x + a (P(x + step direction) - x) + (1 - a) displacement).
+        """Return APGD's next point, P(x_adv + a (P(x_adv + step direction) - x_adv) + (1 - a) displacement).
 
-        P is the projection; a, `weight`, is `MOMENTUM`, or 1 where `displacement` is 0.
+        P is the projection; a, `weight`, is `MOMENTUM`, or 1 where `displacement` is 0. `step` and `weight` are
+        (B, 1, 1, 1), the others (B, C, H, W).
         """
-        x = anchors[:, 0]
-        z = self.project(x_adv + step_B111 * direction, x)
-        return out.copy_(self.project(x_adv + (z - x_adv) * weight_B111 + displacement * (1 - weight_B111), x))
+        z = self.project(x_adv + step * direction, x)
+        return self.project(x_adv + (z - x_adv) * weight + displacement * (1 - weight), x)
 
 
 def ball_of(threat: ThreatModel) -> Ball:

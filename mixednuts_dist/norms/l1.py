@@ -36,49 +36,55 @@ class L1(Ball):
         return sparse_signs(grad_BCHW, grad_BCHW.new_full((len(grad_BCHW),), _STEEP_SHARE))
 
     def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-        """The nearest point of the intersection of ball and box.
-
-        Pixel j wants to move by a_j = |x_adv_j - x_j|, and may by r_j, its way to the box's side there or a_j if that
-        is less. The Lagrangian of min sum (a_j - m_j)^2 with 0 <= m_j <= r_j and sum m_j <= eps gives
-
-            m_j = clamp(a_j - lam, 0, r_j),    lam = 0 or the root of g(lam) = sum_j m_j = eps.
-
-        g is piecewise linear: pixel j begins to shrink at lam = a_j - r_j and is at 0 from lam = a_j on.
-        """
-        delta_BD = (x_adv_BCHW - x_BCHW).flatten(1)
-        x_BD = x_BCHW.flatten(1)
-        a_BD = delta_BD.abs()
-        r_BD = torch.minimum(a_BD, torch.where(delta_BD > 0, 1 - x_BD, x_BD))
-        m_BD = torch.minimum((a_BD - self._root(a_BD, r_BD)).clamp(min=0), r_BD)
-        # In the published order, in which rounding may change pixels that do not move: APGD counts those too.
-        back_BD = delta_BD.sign() * (m_BD - a_BD)
-        return (x_BCHW + delta_BD.view_as(x_BCHW) + back_BD.view_as(x_BCHW)).clamp(0.0, 1.0)
+        """Return the nearest point of the intersection of ball and box."""
+        return project_on_l1(x_adv_BCHW, x_BCHW, self.eps)
 
     def random_start(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         """Return normally distributed noise, projected."""
         return self.project(x_BCHW + self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW), x_BCHW)
 
-    def _root(self, a_BD: Tensor, r_BD: Tensor) -> Tensor:
-        """The lam of `project`, (B, 1).
 
-        Between two neighboring corners the slope of g is minus the number of pixels that shrink there, so g at each
-        corner is a cumulative sum. On the segment with the root, lam is computed from the pixels' own values, which
-        keeps the digits that the cumulative sum has lost.
-        """
-        n_pixels = a_BD.shape[1]
-        corner_BE, order_BE = torch.cat([a_BD - r_BD, a_BD], dim=1).sort(dim=1)
-        n_shrinking_BE = torch.where(order_BE < n_pixels, 1.0, -1.0).to(a_BD).cumsum(dim=1)
-        falls_BE = n_shrinking_BE[:, :-1] * corner_BE.diff(dim=1)
-        total_B1 = r_BD.sum(dim=1, keepdim=True)
-        # The last corner at which g is still above eps; before the first one g is the whole of r.
-        above_BE = total_B1 - falls_BE.cumsum(dim=1) > self.eps
-        piece_B1 = above_BE.sum(dim=1, keepdim=True)
-        low_B1 = corner_BE.gather(1, piece_B1)
-        full_BD = a_BD - r_BD > low_B1
-        shrinks_BD = ~full_BD & (a_BD > low_B1)
-        kept_B1 = (torch.where(full_BD, r_BD, 0) + torch.where(shrinks_BD, a_BD, 0)).sum(dim=1, keepdim=True)
-        lam_B1 = (kept_B1 - self.eps) / shrinks_BD.sum(dim=1, keepdim=True).clamp(min=1)
-        return torch.where(total_B1 > self.eps, lam_B1.clamp(min=0), 0)
+def project_on_l1(x_adv_BCHW: Tensor, x_BCHW: Tensor, eps: float | Tensor) -> Tensor:
+    """Return the nearest point of the intersection of box and ball, whose radius is a number or, per image, (B, 1).
+
+    Pixel j wants to move by a_j = |x_adv_j - x_j|, and may by r_j, its way to the box's side there or a_j if that
+    is less. The Lagrangian of min sum (a_j - m_j)^2 with 0 <= m_j <= r_j and sum m_j <= eps gives
+
+        m_j = clamp(a_j - lam, 0, r_j),    lam = 0 or the root of g(lam) = sum_j m_j = eps.
+
+    g is piecewise linear: pixel j begins to shrink at lam = a_j - r_j and is at 0 from lam = a_j on.
+    """
+    delta_BD = (x_adv_BCHW - x_BCHW).flatten(1)
+    x_BD = x_BCHW.flatten(1)
+    a_BD = delta_BD.abs()
+    r_BD = torch.minimum(a_BD, torch.where(delta_BD > 0, 1 - x_BD, x_BD))
+    m_BD = torch.minimum((a_BD - _root(a_BD, r_BD, eps)).clamp(min=0), r_BD)
+    # In the published order, in which rounding may change pixels that do not move: APGD counts those too.
+    back_BD = delta_BD.sign() * (m_BD - a_BD)
+    return (x_BCHW + delta_BD.view_as(x_BCHW) + back_BD.view_as(x_BCHW)).clamp(0.0, 1.0)
+
+
+def _root(a_BD: Tensor, r_BD: Tensor, eps: float | Tensor) -> Tensor:
+    """The lam of `project_on_l1`, (B, 1).
+
+    Between two neighboring corners the slope of g is minus the number of pixels that shrink there, so g at each
+    corner is a cumulative sum. On the segment with the root, lam is computed from the pixels' own values, which
+    keeps the digits that the cumulative sum has lost.
+    """
+    n_pixels = a_BD.shape[1]
+    corner_BE, order_BE = torch.cat([a_BD - r_BD, a_BD], dim=1).sort(dim=1)
+    n_shrinking_BE = torch.where(order_BE < n_pixels, 1.0, -1.0).to(a_BD).cumsum(dim=1)
+    falls_BE = n_shrinking_BE[:, :-1] * corner_BE.diff(dim=1)
+    total_B1 = r_BD.sum(dim=1, keepdim=True)
+    # The last corner at which g is still above eps; before the first one g is the whole of r.
+    above_BE = total_B1 - falls_BE.cumsum(dim=1) > eps
+    piece_B1 = above_BE.sum(dim=1, keepdim=True)
+    low_B1 = corner_BE.gather(1, piece_B1)
+    full_BD = a_BD - r_BD > low_B1
+    shrinks_BD = ~full_BD & (a_BD > low_B1)
+    kept_B1 = (torch.where(full_BD, r_BD, 0) + torch.where(shrinks_BD, a_BD, 0)).sum(dim=1, keepdim=True)
+    lam_B1 = (kept_B1 - eps) / shrinks_BD.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.where(total_B1 > eps, lam_B1.clamp(min=0), 0)
 
 
 def sparse_signs(grad_BCHW: Tensor, share_B: Tensor) -> Tensor:

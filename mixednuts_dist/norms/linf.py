@@ -40,29 +40,14 @@ class Linf(Ball):
         """Return numbers that are uniform on [-1, 1)."""
         return 2 * uniform(keys_B, shape) - 1
 
-    def anchors(self, x_BCHW: Tensor) -> Tensor:
-        """The low and the high side of each pixel's interval, (B, 2, C, H, W)."""
-        return torch.stack([(x_BCHW - self.eps).clamp(min=0), (x_BCHW + self.eps).clamp(max=1)], dim=1)
-
-    def settled(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-        """Projected: another attack's point may be outside by a rounding, and `ascend` would move it."""
-        return self.project(x_adv_BCHW, x_BCHW)
-
     def ascend(
-        self,
-        x_adv: Tensor,
-        direction: Tensor,
-        step_B111: Tensor,
-        weight_B111: Tensor,
-        displacement: Tensor,
-        anchors: Tensor,
-        out: Tensor,
+        self, x: Tensor, x_adv: Tensor, direction: Tensor, step: Tensor, weight: Tensor, displacement: Tensor
     ) -> Tensor:
         """The same in place, for few passes over the pixels, with the bits of the published operations.
 
         Only what multiplies exactly, by a sign or a quarter, is fused with a sum.
         """
-        low, high = anchors.unbind(dim=1)
-        z = torch.addcmul(x_adv, direction, step_B111, out=out).clamp_(low, high)
-        z.sub_(x_adv).mul_(weight_B111).add_(x_adv).add_(displacement, alpha=1 - MOMENTUM)
+        low, high = (x - self.eps).clamp_(min=0), (x + self.eps).clamp_(max=1)
+        z = torch.addcmul(x_adv, direction, step).clamp_(low, high)
+        z.sub_(x_adv).mul_(weight).add_(x_adv).add_(displacement, alpha=1 - MOMENTUM)
         return z.clamp_(low, high)

@@ -6,7 +6,8 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -63,16 +64,19 @@ def n_batch_norms(network: nn.Module) -> int:
     return sum(isinstance(layer, nn.BatchNorm2d) for layer in network.modules())
 
 
-@pytest.mark.parametrize("branching", [False, True])
-def test_folding_keeps_the_logits_and_leaves_the_original_alone(branching: bool) -> None:
-    network, x = Normalized(branching=branching), images(6, SHAPE)
+@pytest.mark.parametrize("make", [Normalized, partial(Normalized, branching=True), partial(small_net, 10, SHAPE)])
+def test_copies_keep_the_logits_and_leave_the_original_alone(make: Callable[[], nn.Module]) -> None:
+    """Batch normalization is folded, and convolutions are in channels-last format."""
+    network, x = make(), images(6, SHAPE)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    copied = folded(network, x)
-    assert n_batch_norms(copied) == 0
-    assert n_batch_norms(network) == 2
+    n_before, copied = n_batch_norms(network), folded(network, x)
+    assert (n_batch_norms(copied), n_batch_norms(network)) == (0, n_before)
     assert torch.allclose(copied(x), network(x), atol=1e-4)
     assert not any(weight.requires_grad for weight in copied.parameters())
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    kernels = [weight for weight in copied.parameters() if weight.dim() == 4]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in kernels)
+    assert all(weight.is_contiguous() for weight in network.parameters())
 
 
 def test_what_cannot_be_folded_stays_as_it_is() -> None:
@@ -88,15 +92,6 @@ def test_what_cannot_be_folded_stays_as_it_is() -> None:
     assert torch.allclose(copied(x), network(x), rtol=1e-4, atol=1e-4)
     dense = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 10))
     assert folded(dense, x) is dense, "nothing to gain"
-
-
-def test_folded_copies_convolutions_in_channels_last() -> None:
-    network, x = small_net(10, SHAPE), images(6, SHAPE)
-    copied = folded(network, x)
-    assert torch.allclose(copied(x), network(x), atol=1e-5)
-    weights = {name: weight for name, weight in copied.named_parameters() if weight.dim() == 4}
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights.values())
-    assert all(network.get_parameter(name).is_contiguous() for name in weights), "the original is left alone"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -217,35 +212,26 @@ def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
     assert attacked.model is network
 
 
-@pytest.fixture
-def layer_seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[torch.dtype, float]]:
-    """The times that the one layer takes on a CPU made up for the test."""
-    seconds = {torch.float32: 1.0, torch.bfloat16: 4.0}
-    monkeypatch.setattr(precision_module, "_layer_seconds", seconds.__getitem__)
-    precision_module._has_bfloat16_units.cache_clear()
-    yield seconds
-    precision_module._has_bfloat16_units.cache_clear()
-
-
-def test_auto_takes_float32_without_bfloat16_units(
-    layer_seconds: dict[torch.dtype, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_float32_without_bfloat16_units(monkeypatch: pytest.MonkeyPatch) -> None:
     network, x, timed = small_net(10, SHAPE), images(8, SHAPE), []
+    monkeypatch.setattr(precision_module, "_has_bfloat16_units", lambda: False)
     monkeypatch.setattr(precision_module, "_seconds", lambda *given: timed.append(given) or 1.0)
     copied = FastCopies("auto").of_network(network, x)
     assert (copied.fast, copied.precision, timed) == (copied.float32, "fp32", [])
-    # The copy is the one that precision="fp32" makes, in channels-last format, so no timing decides an image's bits.
-    exact = FastCopies("fp32").of_network(network, x)
-    assert copied.fast[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert {weight.dtype for weight in copied.fast.parameters()} == {torch.float32}
-    assert torch.equal(copied.fast(x), exact.fast(x))
-    assert agrees(copied.fast, network, x, 1e-5)
-    layer_seconds[torch.bfloat16] = 0.5
-    precision_module._has_bfloat16_units.cache_clear()
-    monkeypatch.setattr(precision_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.8}[given[2]])
-    assert FastCopies("auto").of_network(small_net(10, SHAPE), x).precision == "bf16"
-    monkeypatch.setattr(precision_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.95}[given[2]])
-    assert FastCopies("auto").of_network(small_net(10, SHAPE), x).precision == "fp32"
+    # The copy is the one that precision="fp32" makes, so no timing decides an image's bits.
+    assert torch.equal(copied.fast(x), FastCopies("fp32").of_network(network, x).fast(x))
+
+
+@pytest.mark.parametrize(("bf16_seconds", "chosen"), [(0.8, "bf16"), (0.95, "fp32")])
+def test_auto_takes_bfloat16_if_it_is_clearly_faster(monkeypatch: pytest.MonkeyPatch, bf16_seconds, chosen) -> None:
+    network, x = small_net(10, SHAPE), images(8, SHAPE)
+    monkeypatch.setattr(precision_module, "_has_bfloat16_units", lambda: True)
+    monkeypatch.setattr(precision_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": bf16_seconds}[given[2]])
+    assert FastCopies("auto").of_network(network, x).precision == chosen
+    monkeypatch.setattr(
+        precision_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 1.75 - bf16_seconds}[given[2]]
+    )
+    assert FastCopies("auto").of_network(network, x).precision == chosen, "timed once: two equal calls are alike"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the restriction is of x86 CPUs")
@@ -279,9 +265,9 @@ def quantised() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:quantized")  # torch warns that autograd does not follow these layers
 @pytest.mark.parametrize("make", [Detached, quantised])
 def test_auto_chooses_for_a_classifier_without_gradients(
-    make: Callable[[], nn.Module], layer_seconds: dict[torch.dtype, float]
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer_seconds[torch.bfloat16] = 0.5
+    monkeypatch.setattr(precision_module, "_has_bfloat16_units", lambda: True)
     network, x = make(), images(8, SHAPE)
     copied = FastCopies("auto").of_network(network, x)
     assert agrees(copied.fast, network, x, 0.1)

@@ -20,6 +20,7 @@ LOSS = {ApgdCe: "ce", ApgdDlr: "dlr"}  # by the published name
 
 
 def published_iterates(model, x, y, targets, start, threat, n_iter, loss) -> list[Tensor]:
+    """Return all that the package evaluates from one start, in L1 in balls of 3, 2 and 1 radii."""
     seen: list[Tensor] = []
 
     def watched(x_now: Tensor) -> Tensor:
@@ -27,13 +28,21 @@ def published_iterates(model, x, y, targets, start, threat, n_iter, loss) -> lis
         return model(x_now)
 
     options = {"n_iter": n_iter, "norm": threat.norm, "eps": threat.eps, "seed": 0, "device": x.device}
+    options["use_largereps"] = threat.norm == "L1"
     if targets is y:
         attack = APGDAttack(watched, loss=loss, **options)
     else:
         attack = APGDAttack_targeted(watched, **options)
         attack.y_target = targets
     attack.init_hyperparam(x)
-    attack.attack_single_run(x, y, x_init=start)
+    first = math.ceil(0.3 * n_iter)
+    balls = [(3, first), (2, first), (1, n_iter - 2 * first)] if threat.norm == "L1" else [(1, n_iter)]
+    x_init = start
+    for radii, attack.n_iter in balls:
+        attack.eps = radii * threat.eps
+        if x_init is not start:  # as its `decr_eps_pgd`, which projects the start once more
+            x_init = x_init + L1_projection(x, x_init - x, attack.eps)
+        x_init = attack.attack_single_run(x, y, x_init=x_init)[0]
     return seen
 
 
@@ -74,35 +83,12 @@ def test_iterates_in_l1_equal_the_published_ones(victim, attack, eps: float, n_i
     name = attack.name if attack in LOSS else "apgd-t/2"
     start = ball_of(ThreatModel("L1", 3 * eps)).random_start(x, start_keys(name, len(x)))
     ours = iterates(attack(Setting(threat, AttackBudget(n_iter=n_iter), 10)), model, x, y, targets)
-    published = published_in_balls(model, x, y, targets, start, threat, n_iter, LOSS.get(attack))
+    published = published_iterates(model, x, y, targets, start, threat, n_iter, LOSS.get(attack))
     assert len(ours) == len(published) == n_iter + 3
     apart = torch.stack([(a - b).flatten(1).abs().amax(dim=1) for a, b in zip(ours, published, strict=True)])
     apart[_behind_a_constant_loss(model, published, y) & (attack is ApgdDlr)] = 0
     assert int((apart > 0).sum()) > 3 * len(x)
     assert int((apart.amax(dim=0) < 1e-4).sum()) >= len(x) - 1, apart.amax(dim=0)
-
-
-def published_in_balls(model, x, y, targets, start, threat, n_iter, loss) -> list[Tensor]:
-    """All that the package evaluates from one start, in balls of 3, 2 and 1 radii."""
-    seen: list[Tensor] = []
-
-    def watched(x_now: Tensor) -> Tensor:
-        seen.append(x_now.detach().clone())
-        return model(x_now)
-
-    options = {"n_iter": n_iter, "norm": "L1", "eps": threat.eps, "seed": 0, "device": x.device, "use_largereps": True}
-    attack = APGDAttack(watched, loss=loss, **options)
-    if targets is not y:
-        attack = APGDAttack_targeted(watched, **options)
-        attack.y_target = targets
-    attack.init_hyperparam(x)
-    first = math.ceil(0.3 * n_iter)
-    x_init = start
-    for eps, length in ((3 * threat.eps, first), (2 * threat.eps, first), (threat.eps, n_iter - 2 * first)):
-        attack.eps, attack.n_iter = eps, length  # as its `decr_eps_pgd`, which projects the start once more
-        x_init = start if x_init is start else x_init + L1_projection(x, x_init - x, eps)
-        x_init = attack.attack_single_run(x, y, x_init=x_init)[0]
-    return seen
 
 
 def test_restarts_are_independent_runs_from_other_starts() -> None:

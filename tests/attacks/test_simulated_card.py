@@ -129,7 +129,7 @@ def test_attack_waits_only_for_flags_and_verifications(card) -> None:
     # Noise is as large as images, so the GPU makes it from keys that the host sends without waiting.
     assert not [line for line in copies if line.startswith("norms/random") and "pageable" in line]
     # From the host come indices of images that arrive or leave.
-    in_rounds = ("attacks/batch", "attacks/ascent", "attacks/square", "attacks/fab")
+    in_rounds = ("attacks/batch", "attacks/apgd", "attacks/square", "attacks/fab")
     assert not [line for line in copies if line.startswith(in_rounds) and "index" in line]
 
 

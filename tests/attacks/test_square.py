@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.square import Square, SquareMargin
-from mixednuts_dist.attacks.windows import (
+from mixednuts_dist.attacks.square import (
     COIN,
     COLUMN,
     COLUMN_2,
@@ -20,8 +19,8 @@ from mixednuts_dist.attacks.windows import (
     ROW_2,
     SIGNS,
     WINDOWS,
-    SquareState,
-    Windows,
+    Square,
+    SquareMargin,
     draws_of_query,
 )
 from mixednuts_dist.config.threat import ThreatModel
@@ -213,25 +212,10 @@ def test_windows_shrink_as_published(norm: str) -> None:
     assert WINDOWS[norm].size(1, 3, 50) == 3
 
 
-def windows(threat: ThreatModel, x: Tensor, n_queries: int = 1) -> Windows:
-    return WINDOWS[threat.norm](x, ball_of(threat), n_queries)
-
-
-def test_starts_are_stripes_and_tilings() -> None:
-    x = torch.full((2, 3, 32, 20), 0.5)
-    keys = torch.tensor([key_number(1), key_number(2)])
-    stripes = windows(LINF, x).first_point(x, keys) - x
-    assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
-    assert torch.allclose(stripes.abs(), torch.full_like(stripes, LINF.eps))
-    tiling = windows(L2, x).first_point(x, keys) - x
-    assert torch.allclose(tiling.flatten(1).norm(dim=1), torch.full((2,), L2.eps))
-    assert not torch.equal(tiling[0], tiling[1])
-
-
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
     for threat in (LINF, L2, L1):
-        anchors = ball_of(threat).anchors(x)
-        state = SquareState.of(x, windows=windows(threat, x, 5), anchors=anchors)
+        stepper = square(threat, 5).runs()[0].stepper
+        state = stepper.init(x)
         state.query[:] = torch.tensor([6, 60])
-        assert state.windows.change(state).shape == x.shape
+        assert stepper.ask(state).shape == x.shape
