@@ -3,8 +3,7 @@
 import click
 
 from .options import write_examples
-from .setup import check, init, schema
-from .sizing import estimate
+from .setup import check, estimate, init, schema
 from .stage_commands import attack, evaluate, report, run, search
 from .status import status
 from .tools import benchmark, compare, export, prepare, study, submit

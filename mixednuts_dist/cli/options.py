@@ -34,7 +34,6 @@ INTERRUPTED = "Interrupted."
 RESUMES = f"{INTERRUPTED} Finished partitions are stored; run the same command to resume."
 _AT_ONCE = 2.0  # seconds between signals of one cause: `uv run` passes on what the whole process group receives
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_LOG = "mixednuts.log"  # in a context's `meta`: whether the log is shown, and its format
 _ABOUT = {
     "CONFIG": "CONFIG is a YAML file; `mixednuts init` writes one to start from.",
     "RUN": "RUN is the folder or URI of a run, <storage>/<name>/runs/<run id>.",
@@ -43,7 +42,7 @@ _ABOUT = {
 
 
 def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
-    context.meta.setdefault(_LOG, {})[option.name] = value
+    context.meta[f"mixednuts.{option.name}"] = value
 
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
@@ -140,10 +139,9 @@ class Invocation:
     source: str = ""
     overrides: tuple[str, ...] = ()
 
-    def typed(self, command: str, *more: str) -> str:
-        """Return another command on the same configuration, with `more` overrides."""
-        overrides = (*self.overrides, *more)
-        return typed(command, self.source, overrides, local=self.local, address=self.address, trust=self.trust)
+    def typed(self, command: str) -> str:
+        """Return another command on the same configuration."""
+        return typed(command, self.source, self.overrides, local=self.local, address=self.address, trust=self.trust)
 
     def require_inputs(self) -> None:
         """Check what the configuration names, then report the run id, because PyTorch takes seconds to load.
@@ -432,7 +430,7 @@ def _configure_logging(console: Console) -> None:
 
 def _log_option(name: str) -> Any:
     context = click.get_current_context(silent=True)
-    return context.meta.get(_LOG, {}).get(name) if context else None
+    return context.meta.get(f"mixednuts.{name}") if context else None
 
 
 def log_is_json() -> bool:

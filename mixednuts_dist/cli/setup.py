@@ -1,9 +1,12 @@
-"""`init`, `check` and `schema`: the commands before a run."""
+"""`init`, `check`, `estimate` and `schema`: the commands before a run."""
 
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import psutil
@@ -13,7 +16,21 @@ from ..config.register import REGISTERS
 from ..config.run_config import RunConfig, config_with_stages, load_config, stages_with_keys
 from ..config.uris import TWO_CHECKPOINTS, ClassifierSource
 from ..errors import ConfigError, MixedNutsError
-from .options import command, config_argument, config_of, local_option, reported, set_option, typed
+from .options import (
+    INTERRUPTED,
+    Invocation,
+    command,
+    config_argument,
+    config_of,
+    local_option,
+    reported,
+    run_command,
+    set_option,
+    typed,
+)
+
+if TYPE_CHECKING:
+    from ..stages.estimate import Estimate
 
 _WORKER_BYTES = 0.6e9  # measured for a worker with torch, without classifiers and images
 
@@ -98,7 +115,15 @@ def _missing(config: RunConfig) -> Iterator[str]:
 
 def _storage_problems(config: RunConfig) -> Iterator[str]:
     if "://" in config.storage:
-        yield from _remote_storage_problems(config.storage)
+        from ..storage.outages import FIRST_ANSWER_SECONDS
+        from ..storage.store import Store
+
+        try:
+            store = Store(config.storage, FIRST_ANSWER_SECONDS)
+            store.require_bucket()
+            store.exists("run.yaml")
+        except MixedNutsError as error:
+            yield f"storage: {error}"
         return
     folder = Path(config.storage).absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -106,18 +131,6 @@ def _storage_problems(config: RunConfig) -> Iterator[str]:
         yield f"storage: {there} is a file, not a folder"
     elif not os.access(there, os.W_OK):
         yield f"storage: {there} cannot be written by this user"
-
-
-def _remote_storage_problems(uri: str) -> Iterator[str]:
-    from ..storage.outages import FIRST_ANSWER_SECONDS
-    from ..storage.store import Store
-
-    try:
-        store = Store(uri, FIRST_ANSWER_SECONDS)
-        store.require_bucket()
-        store.exists("run.yaml")
-    except MixedNutsError as error:
-        yield f"storage: {error}"
 
 
 def _problems_of_use(config: RunConfig) -> Iterator[str]:
@@ -142,6 +155,79 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
             f"compute: {n_workers} workers on this machine take {n_workers * _WORKER_BYTES / 1e9:.1f} GB of memory "
             f"and {free / 1e9:.1f} GB are free\n    --set compute.num_workers={max(1, int(free / _WORKER_BYTES))}"
         )
+
+
+@run_command(
+    "estimate mine.yaml --local",
+    "estimate jobs/configs/cifar100.yaml --sizes",
+    logs=False,
+    as_json=True,
+    interrupted=INTERRUPTED,
+)
+@click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead; needs no weights.")
+def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
+    """Estimate GPU-hours and wall time from a few measured batches."""
+    if sizes:
+        _print_sizes(given.config, as_json)
+        return
+    given.require_inputs()
+    from ..stages import estimate as stage
+
+    found = given.on_workers(lambda executor, progress: stage.run(given.config, executor=executor))  # noqa: ARG005
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2))
+    else:
+        _print_estimate(found, Console())
+
+
+def _print_sizes(config: RunConfig, as_json: bool) -> None:
+    """Print the sizes of `std`, `rob` and `mixed`, or of `rob` alone, for one image; that of a black box is unknown."""
+    from ..classifiers.base_classifiers import measure_uris
+    from ..images.datasets import open_dataset
+
+    shape = config.data.uri.image_shape or tuple(open_dataset(config.data.uri).read(0, 1)[0].shape[1:])
+    sizes = measure_uris(config.std, config.rob, shape)
+    if as_json:
+        each = {name: None if size is None else asdict(size) for name, size in sizes.items()}
+        click.echo(json.dumps({"run_id": config.run_id(), "image_shape": list(shape), **each}, indent=2))
+        return
+    from ..reports.table import Table, print_table
+
+    rows = [
+        (name, *(("?", "?") if model is None else (f"{model.parameters / 1e6:,.4g} M", f"{model.flops / 1e9:,.4g}")))
+        for name, model in sizes.items()
+    ]
+    title = f"{config.run_id()}: {config.data.uri}, images {' x '.join(map(str, shape))}"
+    print_table(Table(("classifier", "parameters", "GFLOPs"), rows), Console(), title)
+    std = "" if config.std is None else f"std: {config.std}\n"
+    click.echo(f"{std}rob: {config.rob}")
+    click.echo("GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter).")
+
+
+def _print_estimate(estimate: "Estimate", console: Console) -> None:
+    """Print the measured times, then a line or two per stage."""
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    for name, seconds in estimate.pass_seconds.items():
+        times = f"{1000 * seconds.forward:.3g} ms forward, {1000 * seconds.both:.3g} ms forward and backward"
+        say(f"{name:<8} {times}, an image in a full batch")
+    for stage in estimate.stages:
+        forward, backward = stage.passes
+        say(
+            f"{stage.stage:<8} {stage.images_left} {stage.which}, up to {forward} forward and {backward} backward "
+            f"passes each: at most {_cost(estimate, stage.at_most)}"
+        )
+        if stage.likely is not None:
+            say(f"         likely {_cost(estimate, stage.likely)} ({stage.basis})")
+    if len(estimate.stages) > 1:
+        say(f"{'total':<8} at most {_cost(estimate, sum(stage.at_most for stage in estimate.stages))}")
+
+
+def _cost(estimate: "Estimate", worker_seconds: float) -> str:
+    from ..reports.counts import held_text, seconds_text
+
+    held = held_text(worker_seconds * estimate.devices_each / 3600, estimate.unit)
+    wall, plural = seconds_text(worker_seconds / estimate.n_workers), "s" if estimate.n_workers > 1 else ""
+    return f"{held}, {wall} with {estimate.n_workers} worker{plural}"
 
 
 @command("schema mine.yaml", "schema --names")

@@ -8,7 +8,8 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -69,17 +70,11 @@ def status(
             _print_runs(source, as_json, trust_code)
         elif verify:
             _verify(source, overrides, repair)
+        elif watch:
+            watch_status(config_of(source, overrides, trust=trust_code), Console())
         else:
-            _show(config_of(source, overrides, trust=trust_code), as_json, watch)
-
-
-def _show(config: RunConfig, as_json: bool, watch: bool) -> None:
-    if watch:
-        watch_status(config, Console())
-    elif as_json:
-        click.echo(json.dumps(run_status(config).to_json(), indent=2))
-    else:
-        print_status(run_status(config), Console())
+            found = run_status(config_of(source, overrides, trust=trust_code))
+            click.echo(json.dumps(asdict(found), indent=2)) if as_json else print_status(found, Console())
 
 
 def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
@@ -126,23 +121,22 @@ def _run_row(store: Store, name: str, trusted: bool) -> dict[str, Any] | None:
 def _run_cells(run: Run) -> dict[str, Any]:
     config, searched = run.config, run.store.exists(SELECTED)
     stages = [(stage, found) for stage, found in summaries_by_stage(run, searched=searched) if found]
-    summaries = {stage.name: found for stage, found in stages}
-    every = [summary for found in summaries.values() for summary in found]
+    every = [summary for _, found in stages for summary in found]
     begun = [f"{stage.name} {len(found)}/{len(stage.part(run).partitions)}" for stage, found in stages]
+    evaluated = next((found for stage, found in stages if stage.name == "evaluate"), None)
+    clean, robust = outcome_counts(evaluated) if evaluated else (None, None)
     core, gpu = device_hours(every)
-    clean, robust = outcome_counts(summaries["evaluate"]) if "evaluate" in summaries else (None, None)
-    cells = (
-        config.data.uri.written,
-        str(config.threat.threat_model()),
-        clean,
-        robust,
-        read_search_result(run).deployed_beta if config.std is not None and searched else None,
-        gpu,
-        core,
-        max((summary.finished for summary in every), default=None),
-        "reported" if run.store.exists(RESULTS) else ["started", *begun][-1],
-    )
-    return dict(zip(_COLUMNS, cells, strict=True))
+    return {
+        "data": config.data.uri.written,
+        "threat": str(config.threat.threat_model()),
+        "clean": clean,
+        "robust": robust,
+        "beta": read_search_result(run).deployed_beta if config.std is not None and searched else None,
+        "gpu_hours": gpu,
+        "core_hours": core,
+        "finished": max((summary.finished for summary in every), default=None),
+        "state": "reported" if run.store.exists(RESULTS) else ["started", *begun][-1],
+    }
 
 
 def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[PartitionSummary]]]:
@@ -179,22 +173,8 @@ def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The speed and cost of one stage; None if the files do not show it."""
-
-    images_left: int
-    images_per_second: float | None  # all workers together, in the last half hour
-    seconds_left: float | None
-    last_finished_seconds_ago: float | None
-    gpu_hours: float
-    gpu_hours_left: float
-    core_hours: float  # for workers without an accelerator
-    core_hours_left: float
-
-
-@dataclass(frozen=True)
 class StageStatus:
-    """One stage: what is done, and the running accuracy of the classifier that it attacks."""
+    """One stage: what is done, the running accuracy, speed and cost; None if the files do not show a value."""
 
     stage: str
     classifier: str  # whose accuracy it is
@@ -204,11 +184,14 @@ class StageStatus:
     clean_correct: int
     robust: int
     worker_seconds: float
-    pace: Pace
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all keys in one object."""
-        return {name: value for name, value in vars(self).items() if name != "pace"} | vars(self.pace)
+    images_left: int
+    images_per_second: float | None  # all workers together, in the last half hour
+    seconds_left: float | None
+    last_finished_seconds_ago: float | None
+    gpu_hours: float
+    gpu_hours_left: float
+    core_hours: float  # for workers without an accelerator
+    core_hours_left: float
 
 
 @dataclass(frozen=True)
@@ -223,10 +206,6 @@ class RunStatus:
     started: bool  # False until a driver has tried the images and the classifiers
     failed: tuple[str, ...]  # logs of quarantined partitions
     notes: tuple[str, ...]  # caveats about the evaluation's settings
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values; each stage is one object."""
-        return {**vars(self), "stages": [stage.to_json() for stage in self.stages]}
 
 
 def run_status(config: RunConfig) -> RunStatus:
@@ -244,7 +223,7 @@ def run_status(config: RunConfig) -> RunStatus:
         return RunStatus(config.run_id(), store.uri, (), unsearched, False, False, (), ())
     searched = opened.store.exists(SELECTED)
     stages = [
-        _stage_status(stage.part(opened), stage.name, stage.model_name(config), summaries)
+        stage_status(stage.name, stage.model_name(config), stage.part(opened), summaries, time.time())
         for stage, summaries in summaries_by_stage(opened, searched=searched)
     ]
     return RunStatus(
@@ -261,25 +240,23 @@ def run_status(config: RunConfig) -> RunStatus:
 
 def print_status(status: RunStatus, console: Console) -> None:
     """Print a table of the stages, their pace and the logs of failed partitions."""
-    console.print(f"run {status.run_id}  {status.uri}", highlight=False, soft_wrap=True)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"run {status.run_id}  {status.uri}")
     if not status.started:
-        console.print(
+        say(
             "The run has not started. A submitted run starts once its driver has tried the classifiers; "
-            "`ray job logs` shows the log of its job.",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            "`ray job logs` shows the log of its job."
+        )
         return
     columns = ("stage", "partitions", "of", "clean", "robust", "worker time")
     print_table(Table(columns, [_cells(stage) for stage in status.stages]), console)
     for stage in status.stages:
-        console.print(f"{stage.stage:<8} {_pace_text(stage)}", highlight=False, soft_wrap=True)
-    if status.searched is not None:
-        console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
-    console.print(f"report   {'done' if status.reported else 'not done'}", highlight=False)
-    for note in status.notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    for log in status.failed:
-        console.print(f"failed   {log}", highlight=False, soft_wrap=True)
+        say(f"{stage.stage:<8} {_pace_text(stage)}")
+    for name, done in (("search", status.searched), ("report", status.reported)):
+        if done is not None:
+            say(f"{name}   {'done' if done else 'not done'}")
+    for line in (*status.notes, *(f"failed   {log}" for log in status.failed)):
+        say(line)
 
 
 def watch_status(config: RunConfig, console: Console) -> None:
@@ -301,22 +278,7 @@ def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
     if found is None or not found[0].startswith("search/"):
         return []
     part = opened.searched
-    return [_stage_status(part, found[0], "mixed", [*finished_partitions(part, *found).values()])]
-
-
-def _stage_status(opened: Run, name: str, classifier: str, summaries: Sequence[PartitionSummary]) -> StageStatus:
-    clean, robust = outcome_counts(summaries)
-    return StageStatus(
-        stage=name,
-        classifier=classifier,
-        partitions_done=len(summaries),
-        partitions=len(opened.partitions),
-        images=clean.total,
-        clean_correct=clean.correct,
-        robust=robust.correct,
-        worker_seconds=round(sum(summary.seconds for summary in summaries), 3),
-        pace=pace_of(summaries, opened.n_images, time.time()),
-    )
+    return [stage_status(found[0], "mixed", part, [*finished_partitions(part, *found).values()], time.time())]
 
 
 def _cells(stage: StageStatus) -> list[Cell]:
@@ -327,31 +289,40 @@ def _cells(stage: StageStatus) -> list[Cell]:
 
 def _pace_text(stage: StageStatus) -> str:
     """Describe the age of the last result, the speed, the time left and the cost."""
-    pace, parts = stage.pace, []
-    if pace.images_left and pace.last_finished_seconds_ago is not None:
-        parts.append(f"last images finished {seconds_text(pace.last_finished_seconds_ago)} ago")
-    if pace.images_left and pace.images_per_second and pace.seconds_left is not None:
-        parts.append(f"{pace.images_per_second:.2g} images/s, about {seconds_text(pace.seconds_left)} to go")
-    for device, spent, left in (
-        ("GPU", pace.gpu_hours, pace.gpu_hours_left),
-        ("core", pace.core_hours, pace.core_hours_left),
-    ):
+    parts = []
+    if stage.images_left and stage.last_finished_seconds_ago is not None:
+        parts.append(f"last images finished {seconds_text(stage.last_finished_seconds_ago)} ago")
+    if stage.images_left and stage.images_per_second and stage.seconds_left is not None:
+        parts.append(f"{stage.images_per_second:.2g} images/s, about {seconds_text(stage.seconds_left)} to go")
+    gpu, core = (stage.gpu_hours, stage.gpu_hours_left), (stage.core_hours, stage.core_hours_left)
+    for device, (spent, left) in {"GPU": gpu, "core": core}.items():
         if spent:
             parts.append(held_text(spent, device) + (f", about {held_text(left, device)} to go" if left else ""))
     return " · ".join(parts) if parts else "nothing finished yet"
 
 
-def pace_of(summaries: Sequence[PartitionSummary], n_images: int, now: float) -> Pace:
-    """Return the pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
-    n_done = sum(summary.n_images for summary in summaries)
+def stage_status(
+    name: str, classifier: str, part: Run, summaries: Sequence[PartitionSummary], now: float
+) -> StageStatus:
+    """Return the status of a stage that computes `part` of a run, at the time `now` (seconds since 1970)."""
+    clean, robust = outcome_counts(summaries)
     core, gpu = device_hours(summaries)
-    each_left = (n_images - n_done) / n_done if n_done else 0.0
+    images_left = part.n_images - clean.total
+    each_left = images_left / clean.total if clean.total else 0.0
     finished = max((summary.finished for summary in summaries), default=0.0)
     speed = _speed(summaries, max(now, finished))  # a worker's clock may be ahead of this machine's
-    return Pace(
-        images_left=n_images - n_done,
+    return StageStatus(
+        stage=name,
+        classifier=classifier,
+        partitions_done=len(summaries),
+        partitions=len(part.partitions),
+        images=clean.total,
+        clean_correct=clean.correct,
+        robust=robust.correct,
+        worker_seconds=round(sum(summary.seconds for summary in summaries), 3),
+        images_left=images_left,
         images_per_second=speed,
-        seconds_left=(n_images - n_done) / speed if speed else None,
+        seconds_left=images_left / speed if speed else None,
         last_finished_seconds_ago=max(0.0, now - finished) if finished else None,
         gpu_hours=gpu,
         gpu_hours_left=gpu * each_left,

@@ -44,7 +44,8 @@ class TerminalProgress(RunProgress):
         )  # fmt: skip
         self._last_line = 0.0
         self._task: TaskID | None = None
-        self._clear("", 0)
+        self._stage, self._n_images, self._done, self._n_reused = "", 0, list[PartitionSummary](), 0
+        self._workers = self._workers_shown = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -65,28 +66,20 @@ class TerminalProgress(RunProgress):
         if n_done == n_images or time.monotonic() - self._last_line >= LINE_EVERY_SECONDS:
             self._log(stage, f"{n_done}/{n_images} images")
 
-    def _clear(self, stage: str, n_images: int) -> None:
-        self._stage, self._n_images = stage, n_images
-        self._n_done = self._clean = self._robust = self._n_computed = 0
-        self._classifier = ""  # whose accuracy is shown
-        self._workers = self._workers_shown = ""
-
     def doing(self, message: str) -> None:
         """Show what happens now, before a stage begins."""
         self._log("run", message)
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:
-        self._clear(stage, n_images)
-        for summary in done:
-            self._count(summary)
+        self._stage, self._n_images, self._done, self._n_reused = stage, n_images, [*done], len(done)
+        self._workers = self._workers_shown = ""
         self._task = self._bar.add_task(stage, total=n_images, completed=self._n_done, counts=self._counts())
         self._line_after(0.0)
 
     def partition_done(self, summary: PartitionSummary) -> None:
         if self._task is None:
             return
-        self._count(summary)
-        self._n_computed += 1
+        self._done.append(summary)
         self._bar.update(self._task, completed=self._n_done, counts=self._counts())
         self._line_after(0.0 if self._n_done == self._n_images else LINE_EVERY_SECONDS)
 
@@ -100,7 +93,7 @@ class TerminalProgress(RunProgress):
         self._line_after(LINE_AT_LEAST_SECONDS if self._workers == self._workers_shown else LINE_EVERY_SECONDS)
 
     def stage_finished(self, stage: str, message: str) -> None:
-        if self.console.is_terminal and self._n_computed:
+        if self.console.is_terminal and len(self._done) > self._n_reused:
             message = f"{self.line()} · {message}"
         if self._task is not None:
             self._bar.remove_task(self._task)
@@ -120,20 +113,19 @@ class TerminalProgress(RunProgress):
             parts.pop()
         return " · ".join(parts)
 
-    def _count(self, summary: PartitionSummary) -> None:
-        self._n_done += summary.n_images
-        self._clean += summary.clean_correct
-        self._robust += summary.robust
-        self._classifier = summary.classifier
+    @property
+    def _n_done(self) -> int:
+        return sum(summary.n_images for summary in self._done)
 
     def _counts(self) -> str:
-        accuracy = ""
-        if self._n_done and self._stage == _CHECK:  # it attacks some images only, so a share of all would mislead
-            accuracy = f"{self._robust} checked images remain robust"
-        elif self._n_done:
-            clean, robust = (percent_text(Count(n, self._n_done)) for n in (self._clean, self._robust))
-            accuracy = f"{self._classifier} {clean} clean, {robust} robust"
-        workers = self._workers if self._n_done < self._n_images else ""
+        accuracy, n_done = "", self._n_done
+        clean, robust = sum(each.clean_correct for each in self._done), sum(each.robust for each in self._done)
+        if n_done and self._stage == _CHECK:  # it attacks some images only, so a share of all would mislead
+            accuracy = f"{robust} checked images remain robust"
+        elif n_done:
+            shares = (percent_text(Count(n, n_done)) for n in (clean, robust))
+            accuracy = "{} {} clean, {} robust".format(self._done[-1].classifier, *shares)
+        workers = self._workers if n_done < self._n_images else ""
         return " · ".join(filter(None, (accuracy, workers)))
 
     def _line_after(self, seconds: float) -> None:

@@ -36,10 +36,9 @@ from .options import (
 @config_argument
 @set_option
 @click.option("--address", required=True, help="The cluster's dashboard, for instance http://127.0.0.1:8265.")
-@click.option("--install-deps", is_flag=True, help="Install what pyproject.toml pins on the nodes with uv.")
 @click.option("--no-wait", is_flag=True, help="Return once the job is submitted.")
 @log_format_option
-def submit(config: str, overrides: tuple[str, ...], address: str, install_deps: bool, no_wait: bool) -> None:
+def submit(config: str, overrides: tuple[str, ...], address: str, no_wait: bool) -> None:
     """Run all stages as a Ray job; uploads the current folder.
 
     Shows the job's log until it ends, and exits with status 1 if it fails. Ctrl-C does not stop the job.
@@ -51,9 +50,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, install_deps: 
         from ..distributed.submission import follow_job, submit_job
 
         options = [f"--set={override}" for override in overrides] + ["--log-format=json"] * log_is_json()
-        job = submit_job(
-            address, ["run", travelling, *options], folder=Path.cwd(), run_id=loaded.run_id(), with_uv=install_deps
-        )
+        job = submit_job(address, ["run", travelling, *options], folder=Path.cwd(), run_id=loaded.run_id())
         console.print(f"run {loaded.run_id()} is job {job}")
         for what in ("status", "logs --follow", "stop"):
             console.print(f"  ray job {what} --address {address} {job}")
@@ -180,8 +177,7 @@ for _benchmark in (benchmark_attack, benchmark_search):
 @command("prepare folder:photos?preprocess=Res256Crop224 --to s3://bucket/photos")
 @click.argument("uri")
 @click.option("--to", "output", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="Where to write.")
-@click.option("-n", "--num-images", type=click.IntRange(min=1), help="Only the first images.")
-def prepare(uri: str, output: str, num_images: int | None) -> None:
+def prepare(uri: str, output: str) -> None:
     """Write a dataset as class-balanced Parquet parts.
 
     Each worker of a cluster then reads only its own parts of 100 images. Existing parts are kept. To use a cluster, set
@@ -200,7 +196,7 @@ def prepare(uri: str, output: str, num_images: int | None) -> None:
                 done[part.was_there] += part.part.stop - part.part.start
                 progress.counted("prepare", sum(done.values()), n_images)
 
-            made = stage.run(uri, output, n=num_images, executor=executor, on_part=count)
+            made = stage.run(uri, output, executor=executor, on_part=count)
         kept = f", {done[True]} images were present already" if done[True] else ""
         console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}")
         click.echo(f"data: {{uri: parquet:{output}}}")

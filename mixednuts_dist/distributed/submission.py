@@ -1,10 +1,9 @@
 """Runs as Ray jobs, submitted through a cluster's dashboard.
 
 Ray uploads the current folder (the configuration, classifier files and a checkout of this package) without the files
-that `.gitignore` names. An installed package is uploaded separately. The nodes provide its dependencies, or `uv run`
-installs them from pyproject.toml. No environment variable is sent, because the jobs API shows them to all users; give
-the nodes' roles the credentials. No submission id is set, because Ray rejects an id that was used before; a run is
-identified by its run id and resumes from its storage.
+that `.gitignore` names. An installed package is uploaded separately. The nodes provide its dependencies. No environment
+variable is sent, because the jobs API shows them to all users; give the nodes' roles the credentials. No submission id
+is set, because Ray rejects an id that was used before; a run is identified by its run id and resumes from its storage.
 """
 
 import asyncio
@@ -21,20 +20,17 @@ from ..errors import ClusterError
 
 _PACKAGE = Path(__file__).parents[1]
 _STAYS = [".git", ".venv", "runs"]  # not uploaded, in addition to the names in .gitignore
-_UV = ("uv", "run", "--no-dev")
 _MOST_BYTES = 100 << 20  # the limit of the dashboard
 
 
-def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str, with_uv: bool) -> str:
+def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str) -> str:
     """Start `mixednuts ARGUMENTS` on the cluster whose dashboard answers at `address`; returns the submission id.
 
     Raises:
-        ClusterError: if the dashboard is unreachable or rejects the upload, or uv has no project to install.
+        ClusterError: if the dashboard is unreachable or rejects the upload.
     """
-    if with_uv and not (folder / "pyproject.toml").is_file():
-        raise ClusterError(f"--install-deps installs what {folder}/pyproject.toml declares, and there is no such file")
     _require_small(folder)
-    command = [*(_UV if with_uv else ()), "python", "-m", _PACKAGE.name, *arguments]
+    command = ["python", "-m", _PACKAGE.name, *arguments]
     entrypoint, declared, metadata = shlex.join(command), runtime_env(folder), {"run_id": run_id}
     return str(
         _call(address, lambda client: client.submit_job(entrypoint=entrypoint, runtime_env=declared, metadata=metadata))

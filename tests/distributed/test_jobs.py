@@ -110,7 +110,6 @@ def test_driver_finds_files_next_to_its_configuration(cluster: Head, tmp_path: P
     [
         ([], "storage='runs' would lie in the job's temporary folder"),
         (["--set", "storage=/tmp"], "the cluster's dashboard at http://127.0.0.1:1: "),
-        (["--set", "storage=/tmp", "--install-deps"], "there is no such file"),
     ],
 )
 def test_a_submission_that_cannot_work_is_refused_in_words(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -141,4 +140,4 @@ def test_submit_rejects_a_large_folder_with_its_largest_files(tmp_path: Path) ->
         with path.open("wb") as file:
             file.truncate(n_mib << 20)
     with pytest.raises(ClusterError, match=r"holds 110 MiB.* 100 MiB; .*std\.pth \(90 MiB\).*every node can read"):
-        submit_job("http://127.0.0.1:1", ["run", "mine.yaml"], folder=tmp_path, run_id="mine", with_uv=False)
+        submit_job("http://127.0.0.1:1", ["run", "mine.yaml"], folder=tmp_path, run_id="mine")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.cli.sizing import estimate_json
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.stages import attack, estimate, search
 from mixednuts_dist.stages.stage import attack_passes
@@ -36,11 +35,10 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     assert all(stage.at_most > 0 for stage in before.stages)
     attack.run(config, executor=local_executor)
     monkeypatch.setattr(ray_executor, "time_passes", lambda *_: before.pass_seconds)
-    after = estimate_json(estimate.run(config, executor=ray_executor))
-    assert after["stages"][0]["images_left"] == 0
-    assert after["stages"][0]["at_most"]["hours"] == 0
-    assert 0 < after["stages"][1]["likely"]["hours"] <= after["stages"][1]["at_most"]["hours"]
-    assert "the same images as rob" in after["stages"][1]["basis"]
+    attacked, evaluated = estimate.run(config, executor=ray_executor).stages
+    assert (attacked.images_left, attacked.at_most) == (0, 0)
+    assert evaluated.likely is not None and 0 < evaluated.likely <= evaluated.at_most
+    assert "the same images as rob" in evaluated.basis
 
 
 def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig], local_executor: Any) -> None:

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from mixednuts_dist.classifiers import robustbench_zoo
-from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.classifiers.base_classifiers import load_classifier, measure_uris
 from mixednuts_dist.classifiers.checkpoints import quietly
 from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
-from mixednuts_dist.cli.sizing import measure
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.config.search_config import grid_values
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
@@ -77,13 +76,14 @@ def test_published_parameters_equal_robustbench() -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_describe_gives_the_efficiency_table_without_weights(name: str) -> None:
-    shape, sizes = measure(config_of(name))
+    config = config_of(name)
+    assert config.data.uri.image_shape is not None
+    sizes = measure_uris(config.std, config.rob, config.data.uri.image_shape)
     for role, (millions, gigaflops) in SIZES[name].items():
         size = sizes[role]
         assert size is not None
         assert round(size.parameters / 1e6, 1) == millions
         assert round(size.flops / 1e9, 1) == gigaflops
-    assert shape == config_of(name).data.uri.image_shape
 
 
 @pytest.mark.soak
