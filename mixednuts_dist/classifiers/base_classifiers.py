@@ -5,13 +5,12 @@ Shapes: B images of C x H x W, K classes.
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attacks.red_flags import are_probabilities
@@ -106,7 +105,9 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
         raise BaseClassifierError(f"{role} fails on {what}") from error
     if random:
         again_BK, halves = logits_BK, [logits_BK]
-    problem = _output_problem(logits_BK, again_BK, halves, len(images_BCHW)) or normalised_twice(model, images_BCHW[:2])
+    problem = _output_problem(logits_BK, again_BK, halves, len(images_BCHW)) or _normalized_twice(
+        model, images_BCHW[:2]
+    )
     if problem:
         raise BaseClassifierError(f"{role}: {problem}")
     return int(logits_BK.shape[1])
@@ -145,55 +146,39 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
     return None
 
 
-@torch.no_grad()
-def normalised_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
+def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
     """Return a sentence if a module that subtracts its own mean receives values outside [0, 1], otherwise None.
 
     A module counts if it holds a mean and a standard deviation per channel and its output changes with that mean:
     some classes hold them and never use them.
     """
-    n_channels = images_BCHW.shape[1]
-    for name, module, mean in _normalisers(model, n_channels):
-        low, high = _range_received(model, module, images_BCHW)
-        if (low < -_TOLERANCE or high > 1 + _TOLERANCE) and _is_used(model, mean, images_BCHW):
+    for name, module in model.named_modules():
+        mean = _own_mean(module, images_BCHW.shape[1])
+        if mean is None:
+            continue
+        received: list[Tensor] = []
+        hook = module.register_forward_pre_hook(lambda _, images, seen=received: seen.extend(images))
+        logits_BK, before = model(images_BCHW), mean.clone()
+        hook.remove()
+        mean.add_(0.25)
+        is_used = not torch.equal(model(images_BCHW), logits_BK)
+        mean.copy_(before)
+        low, high = min([0.0, *(float(x.min()) for x in received)]), max([1.0, *(float(x.max()) for x in received)])
+        if is_used and (low < -_TOLERANCE or high > 1 + _TOLERANCE):
             where = f"its part {name!r} ({type(module).__name__})" if name else type(module).__name__
             return (
-                f"the images are normalised twice: {where} subtracts a mean of its own, but receives values from "
-                f"{low:.2f} to {high:.2f} for images in [0, 1]; take one of the two normalisations away"
+                f"the images are normalized twice: {where} subtracts its own mean, but receives values from {low:.2f} "
+                f"to {high:.2f} for images in [0, 1]; remove one of the two normalizations"
             )
     return None
 
 
-def _normalisers(model: nn.Module, n_channels: int) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    for name, module in model.named_modules():
-        for mean_name, std_name in _NAMES:
-            mean, std = getattr(module, mean_name, None), getattr(module, std_name, None)
-            if isinstance(mean, Tensor) and isinstance(std, Tensor) and mean.numel() == std.numel() == n_channels:
-                yield name, module, mean
-
-
-def _range_received(model: nn.Module, module: nn.Module, images: Tensor) -> tuple[float, float]:
-    """Return the smallest and largest input of `module` in one pass, or (0, 1) if it is not called."""
-    seen: list[Tensor] = []
-
-    def watch(_: nn.Module, arguments: tuple[object, ...]) -> None:
-        seen.extend(value for value in arguments if isinstance(value, Tensor))
-
-    handle = module.register_forward_pre_hook(watch)
-    try:
-        model(images)
-    finally:
-        handle.remove()
-    return (min(float(x.min()) for x in seen), max(float(x.max()) for x in seen)) if seen else (0.0, 1.0)
-
-
-def _is_used(model: nn.Module, mean: Tensor, images: Tensor) -> bool:
-    before, kept = model(images), mean.clone()
-    try:
-        mean.add_(0.25)
-        return not torch.equal(model(images), before)
-    finally:
-        mean.copy_(kept)
+def _own_mean(module: nn.Module, n_channels: int) -> Tensor | None:
+    for names in _NAMES:
+        mean, std = (getattr(module, name, None) for name in names)
+        if isinstance(mean, Tensor) and isinstance(std, Tensor) and mean.numel() == std.numel() == n_channels:
+            return mean
+    return None
 
 
 @dataclass(frozen=True)
@@ -204,20 +189,9 @@ class ModelSize:
     flops: int
 
 
-class _ConstantsOnCpu(TorchFunctionMode):
-    """Keep `torch.linspace` on the CPU under `torch.device("meta")`, because constructors read its numbers."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.linspace:
-            kwargs["device"] = "cpu"
-        return func(*args, **kwargs)
-
-
+@torch.no_grad()
 def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize | None:
-    """Return the size of the classifier that `uri` names, or None for a black box. Library models need no memory.
+    """Return the size of the classifier that `uri` names, with random weights if possible, or None for a black box.
 
     Raises:
         BaseClassifierError: if it cannot be built, or does not take images of that shape.
@@ -225,14 +199,13 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
     source = ClassifierSource.of(uri)
     if source.is_black_box:
         return None
-    bare = source.without_weights()
+    model, counter = load_classifier(source.without_weights() or uri, role), FlopCounterMode(display=False)
     try:
-        if bare is None:
-            return measure(load_classifier(uri, role), image_shape)
-        with torch.device("meta"), _ConstantsOnCpu():
-            return measure(load_classifier(bare, role), image_shape)
-    except (NotImplementedError, RuntimeError) as error:
+        with counter:
+            model(torch.zeros(1, *image_shape))
+    except RuntimeError as error:
         raise BaseClassifierError(f"{role}={uri!r} does not take images of shape {image_shape}: {error}") from error
+    return ModelSize(sum(parameter.numel() for parameter in model.parameters()), int(counter.get_total_flops()))
 
 
 def measure_uris(std: str | None, rob: str, image_shape: tuple[int, ...]) -> dict[str, ModelSize | None]:
@@ -243,13 +216,3 @@ def measure_uris(std: str | None, rob: str, image_shape: tuple[int, ...]) -> dic
         both = ModelSize(sum(size.parameters for size in known), sum(size.flops for size in known))
         sizes["mixed"] = both if len(known) == 2 else None
     return sizes
-
-
-@torch.no_grad()
-def measure(model: nn.Module, image_shape: tuple[int, ...]) -> ModelSize:
-    """Count the parameters of a module and the operations on one image. This moves the module to the meta device."""
-    counter = FlopCounterMode(display=False)
-    model = model.to("meta").eval()
-    with counter:
-        model(torch.empty(1, *image_shape, device="meta"))
-    return ModelSize(sum(parameter.numel() for parameter in model.parameters()), int(counter.get_total_flops()))

@@ -13,17 +13,15 @@ import pickle
 import tarfile
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import requests
-import urllib3
 
 from ..config.uris import Missing
-from ..errors import BaseClassifierError, MixedNutsError
+from ..errors import BaseClassifierError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +35,6 @@ _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _BLOCK = 1 << 16
 _TRIES = 5
 _TIMEOUT_SECONDS = (10, 60)  # to connect, and without a byte
-_ARCHIVE = ".tar.gz"
 
 
 @contextlib.contextmanager
@@ -62,21 +59,20 @@ def tensors_only() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_TENSORS_ONLY]
-        else:
+        del os.environ[_TENSORS_ONLY]
+        if before is not None:
             os.environ[_TENSORS_ONLY] = before
 
 
-def load_weights(model: "nn.Module", path: Path) -> "nn.Module":
-    """Load all tensors of a .safetensors or PyTorch file into `model`.
+def load_weights(model: "nn.Module", path: Path, may_lack: Collection[str] = ()) -> "nn.Module":
+    """Load all tensors of a .safetensors or PyTorch file into `model`, which keeps its own value of any in `may_lack`.
 
     Raises:
         BaseClassifierError: for a file that is not a checkpoint, or one of another architecture.
     """
-    state = read_state_dict(path)
+    own = {name: value for name, value in model.state_dict().items() if name in may_lack}
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(own | read_state_dict(path))
     except RuntimeError as error:
         raise BaseClassifierError(f"{path} does not fit {type(model).__name__}: {_shortened(str(error))}") from error
     return model
@@ -148,32 +144,21 @@ def _shortened(text: str, most: int = 300) -> str:
 
 
 def fetch(item: Missing) -> str:
-    """Download a missing file from the first of its sources that has it, and return its sha256.
+    """Download a missing file and return its sha256.
 
-    The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one.
+    The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one. An
+    archive is unpacked into the folder above the file's own.
 
     Raises:
-        BaseClassifierError: if no source is known, all of them refuse, or a file's sha256 is not the published one;
-            such a file is deleted.
+        BaseClassifierError: if no source is known, the source refuses, or the sha256 is not the published one; such a
+            file is deleted.
     """
     if not item.url:
         raise BaseClassifierError(f"{item.what}: it cannot be fetched; {item.command}")
     if item.url.startswith("hf://"):
         return _from_hub(item)
-    *first, last = item.url, *item.mirrors
-    for url in first:
-        try:
-            return _from_server(replace(item, url=url))
-        except BaseClassifierError as error:
-            logger.warning("%s", error)
-            Path(f"{item.path}.part").unlink(missing_ok=True)
-    return _from_server(replace(item, url=last))
-
-
-def _from_server(item: Missing) -> str:
-    path = Path(item.path)
-    is_archive = item.url.endswith(_ARCHIVE)
-    target = path.parents[1] / item.url.rpartition("/")[2] if is_archive else path  # it holds the file's own folder
+    path, is_archive = Path(item.path), item.url.endswith(".tar.gz")
+    target = path.parents[1] / item.url.rpartition("/")[2] if is_archive else path
     part = target.with_name(f"{target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _download(item, part)
@@ -206,16 +191,15 @@ def _download(item: Missing, part: Path) -> None:
                     return
                 if response.status_code >= 400:
                     raise _refused(item, f"{response.status_code} {response.reason}")
-                if response.status_code != 206:
-                    have = 0  # the server ignores the range and sends the whole file
-                with part.open("ab" if have else "wb") as file:
+                resumes = response.status_code == 206  # otherwise the server sends the whole file
+                with part.open("ab" if resumes else "wb") as file:
                     for block in response.iter_content(_BLOCK):
                         file.write(block)
                 return
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        except OSError as error:  # as all errors of requests are
             if attempt == _TRIES - 1:
                 raise _refused(item, f"{type(error).__name__}: {error}") from error
-            logger.warning("%s broke off (%s); resuming from byte %d", item.url, error, have)
+            logger.warning("%s broke off (%s); resuming", item.url, error)
             time.sleep(min(2**attempt, 10) * 0.5)
 
 
@@ -226,10 +210,10 @@ def _from_hub(item: Missing) -> str:
     try:
         return _sha256(Path(hub.hf_hub_download(repository, name)))
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
-        raise _refused(item, " ".join(str(error).split())[:300]) from error
+        raise _refused(item, _shortened(str(error))) from error
 
 
-def _refused(item: Missing, reason: str) -> MixedNutsError:
+def _refused(item: Missing, reason: str) -> BaseClassifierError:
     return BaseClassifierError(f"{item.what} cannot be fetched from {item.url} ({reason}); by hand: {item.command}")
 
 

@@ -12,7 +12,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +19,6 @@ from urllib.parse import quote
 
 import safetensors.torch
 import yaml
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS, import_file
@@ -92,22 +90,21 @@ def source_of(function: Callable[..., Any]) -> bytes:
 
 
 def _module(name: str) -> ModuleType:
+    """Import a module, or a Python file once under a unique name."""
+    path = Path(name)
     try:
-        return _module_from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        if path.suffix != ".py":
+            return importlib.import_module(name)
+        unique = f"mixednuts_factory_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+        return sys.modules.get(unique) or import_file(unique, path)
     except ModuleNotFoundError as error:
-        searched = Path(name).absolute().parent if name.endswith(".py") else Path.cwd()
+        searched = path.absolute().parent if path.suffix == ".py" else Path.cwd()
         raise BaseClassifierError(
             f"cannot import {name!r}: {error}, which is neither installed nor in {searched}. "
             "Set PYTHONPATH to the folder that holds it"
         ) from error
     except ImportError as error:
         raise BaseClassifierError(f"cannot import {name!r}: {error}") from error
-
-
-def _module_from_file(path: Path) -> ModuleType:
-    """Import a file once, under a unique name."""
-    name = f"mixednuts_factory_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    return sys.modules[name] if name in sys.modules else import_file(name, path)
 
 
 class DigitsNet(nn.Module):
@@ -156,14 +153,7 @@ def demo_rob() -> DigitsNet:
 
 
 def _packaged(name: str) -> DigitsNet:
-    file, widths = f"demo_{name}.safetensors", DEMO_WIDTHS[name]
-    classifier = DigitsNet(widths)
-    try:
-        blob = resources.files(__package__).joinpath("weights", file).read_bytes()
-        classifier.load_state_dict(safetensors.torch.load(blob))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise BaseClassifierError(
-            f"the packaged weights {file} cannot be loaded into widths={widths}: {error}. Reinstall the package, or "
-            "make them again with `python -m tools.demo_training` in the repository"
-        ) from error
+    classifier = DigitsNet(DEMO_WIDTHS[name])
+    weights = Path(__file__).with_name("weights") / f"demo_{name}.safetensors"
+    classifier.load_state_dict(safetensors.torch.load_file(weights))
     return classifier.eval().requires_grad_(False)

@@ -7,7 +7,7 @@ once, when the classifier is built, and is not kept. Shapes: B images of C x H x
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,69 +65,63 @@ def load_openclip(uri: ClassifierSource) -> "nn.Module":
             available, the model does not have one vector per image, or the classes or templates cannot be used.
     """
     import torch
-    from torch import nn
 
     from .base_classifiers import Normalized
 
-    library = _library()
+    library, is_random, on_hub = _library(), _is_random(uri), uri.target.startswith(_HUB)
     names, templates = _class_names(uri), _templates(uri)
-    on_hub = uri.target.startswith(_HUB)
     if not on_hub and uri.target not in library.list_models():
         raise BaseClassifierError(f"open_clip has no model {uri.target!r}; `open_clip.list_models()` has them all")
-    tag = None if _is_random(uri) else uri.option("pretrained")
-    if not on_hub and not _is_random(uri):
+    tag = None if is_random else uri.option("pretrained")
+    if not on_hub and not is_random:
         tags = library.list_pretrained_tags_by_model(uri.target)
         if tag is None or (tag not in tags and not Path(tag).is_file()):
             given = "pretrained is missing" if tag is None else f"pretrained={tag!r} is no file and no weights of it"
             raise BaseClassifierError(f"openclip:{uri.target}: {given}; it has: {', '.join(tags) or 'none'}, or none")
     with downloads(uri):
-        if _is_random(uri):
+        if is_random:
             torch.default_generator.manual_seed(int(uri.option("seed") or 0))
         # open_clip only warns where weights were trained with QuickGELU (OpenAI's) and the architecture has GELU.
         quick = bool(tag and (library.get_pretrained_cfg(uri.target, tag) or {}).get("quick_gelu"))
         model = library.create_model(uri.target, pretrained=tag, force_quick_gelu=quick).eval()
         tokenizer = library.get_tokenizer(uri.target)
+    at_once = max(_PROMPTS_AT_ONCE // len(templates), 1)
+    prompts = [(lambda name, text=text: text.replace("{}", name)) for text in templates]
+    heads_DK = library.build_zero_shot_classifier(model, tokenizer, names, prompts, num_classes_per_batch=at_once)
+    classifier = _zero_shot(uri.target, model.visual, heads_DK.T.contiguous(), model.logit_scale.detach().exp())
+    mean, std = getattr(model.visual, "image_mean", None), getattr(model.visual, "image_std", None)
+    return Normalized(classifier, mean or library.OPENAI_DATASET_MEAN, std or library.OPENAI_DATASET_STD)
+
+
+def _zero_shot(name: str, visual: Any, heads_KD: "Tensor", scale: "Tensor") -> "nn.Module":
+    """Return the module that computes the logits of normalized images."""
+    from torch import nn
+
+    size = getattr(visual, "image_size", 224)
+    image_size = (size, size) if isinstance(size, int) else tuple(size)
 
     class ZeroShot(nn.Module):
-        """Compute logits of normalized images."""
-
         heads: "Tensor"
         scale: "Tensor"
 
-        def __init__(self, visual: nn.Module, heads_KD: "Tensor", scale: "Tensor") -> None:
+        def __init__(self) -> None:
             super().__init__()
             self.visual = visual
-            self.image_size = _pair(getattr(visual, "image_size", 224))
             self.register_buffer("heads", heads_KD)
             self.register_buffer("scale", scale)
 
         def forward(self, images_BCHW: "Tensor") -> "Tensor":
-            if tuple(images_BCHW.shape[-2:]) != self.image_size:
-                height, width = self.image_size
+            if tuple(images_BCHW.shape[-2:]) != image_size:
+                height, width = image_size
                 raise InvalidInputError(
-                    f"openclip:{uri.target} takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
+                    f"openclip:{name} takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
                     f"{images_BCHW.shape[-1]}: give the data set ?preprocess=BicubicRes{height}Crop{width}"
                 )
             features_BD = nn.functional.normalize(self.visual(images_BCHW), dim=-1)
             logits_BK: Tensor = self.scale * features_BD @ self.heads.T
             return logits_BK
 
-    heads_KD = prompt_heads(model, tokenizer, names, templates)
-    classifier = ZeroShot(model.visual, heads_KD, model.logit_scale.detach().exp())
-    mean, std = getattr(model.visual, "image_mean", None), getattr(model.visual, "image_std", None)
-    return Normalized(classifier, mean or library.OPENAI_DATASET_MEAN, std or library.OPENAI_DATASET_STD)
-
-
-def prompt_heads(model: Any, tokenizer: Any, names: Sequence[str], templates: Sequence[str]) -> "Tensor":
-    """Return w (K, D), the normalized means of the normalized embeddings of the classes' prompts."""
-    import torch
-
-    prompts = [template.replace("{}", name) for name in names for template in templates]
-    with torch.no_grad():
-        parts = [prompts[i : i + _PROMPTS_AT_ONCE] for i in range(0, len(prompts), _PROMPTS_AT_ONCE)]
-        embedded = torch.cat([model.encode_text(tokenizer(part), normalize=True) for part in parts])
-        mean_KD = embedded.view(len(names), len(templates), -1).mean(dim=1)
-        return torch.nn.functional.normalize(mean_KD, dim=-1)
+    return ZeroShot()
 
 
 @functools.cache
@@ -169,7 +163,3 @@ def _lines(path: str) -> list[str]:
         return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BaseClassifierError(f"{path} cannot be read as lines of text: {error}") from error
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))

@@ -72,7 +72,6 @@ class Missing:
     command: str  # how to get it
     url: str = ""  # where `checkpoints.fetch` gets it; empty if unknown
     sha256: str = ""  # hash of the file, or its first digits, if the source publishes them
-    mirrors: tuple[str, ...] = ()  # sources that are tried after `url`
 
 
 class Located(str):

@@ -13,7 +13,6 @@ from mixednuts_dist.classifiers.base_classifiers import (
     load_classifier,
 )
 from mixednuts_dist.classifiers.checkpoints import import_quietly
-from mixednuts_dist.classifiers.model_libraries import torchvision_url
 from mixednuts_dist.errors import BaseClassifierError
 
 TINY = "test_byobnet"  # half a million parameters
@@ -40,13 +39,6 @@ def test_a_library_model_is_normalised_inside_frozen_and_honest(uri: str, mean: 
     assert check_classifier(model, x, "rob") == 1000
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_addresses_of_all_weights_are_torchvisions() -> None:
-    models = import_quietly("torchvision.models")
-    for name in models.list_models(module=models):
-        weights = models.get_model_weights(name).__members__
-        assert {each: torchvision_url(name, each) for each in weights} == {each: weights[each].url for each in weights}
 
 
 def test_random_weights_follow_their_seed() -> None:

@@ -30,7 +30,7 @@ def images() -> Tensor:
 
 def test_two_normalisations_are_told_with_the_inner_one_s_name() -> None:
     model = Normalized(Head(normalises=True), MEAN, STD).eval()
-    with pytest.raises(BaseClassifierError, match=r"rob: the images are normalised twice: its part 'net' \(Head\)"):
+    with pytest.raises(BaseClassifierError, match=r"rob: the images are normalized twice: its part 'net' \(Head\)"):
         check_classifier(model, images(), "rob")
 
 
