@@ -113,8 +113,7 @@ class Bench:
     @cached_property
     def first_rows(self) -> AttackRecords:
         """Return the attack rows of the images on which variants are attacked."""
-        part = self._part(self.run)
-        return read_attack_records(part.rows, part.partitions, part.attack_content_hash)
+        return self.other_rows(self.config.rob)
 
     @property
     def sampling(self) -> tuple[str, ...]:
@@ -147,11 +146,6 @@ class Bench:
     def beta(self) -> float:
         """Return the deployed beta."""
         return self.search.deployed_beta
-
-    @property
-    def criterion(self) -> str:
-        """Return the criterion of the run."""
-        return self.config.search.criterion
 
     def grid(self, *betas: float) -> Grid:
         """Return the grid of the run with its selected clamp and width; by default for the deployed beta."""
@@ -206,23 +200,20 @@ class Bench:
         The columns of `rob` hold the logits of the other classifier.
         """
         attack = self.config.attack.with_changes(**changes)
-        own = rob is None or rob == self.config.rob
-        part = self._part(self.run if own else open_run(self.config.with_changes(rob=rob)))
+        part = self._part(self.run if rob in (None, self.config.rob) else open_run(self.config.with_changes(rob=rob)))
         stage = Attack("attack", attack)
         stage.logit_map = logit_map
-        about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
-        key = digest({"attack": part.attack_content_hash, "changed": attack.model_dump(mode="json"), **about})
-        task = replace(stage.task(part), content_hash=key, stage=f"studies/rows/{key}")
+        task = stage.task(part)
+        if changes or logit_map is not None:
+            about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
+            key = digest({"attack": part.attack_content_hash, "changed": attack.model_dump(mode="json"), **about})
+            task = replace(task, content_hash=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
-        return read_attack_records(part.rows, part.partitions, key, stage=task.stage)
+        return read_attack_records(part.rows, part.partitions, task.content_hash, stage=task.stage)
 
     def other_rows(self, rob: str) -> AttackRecords:
         """Return the attack rows of another robust classifier, from a separate run."""
-        if rob == self.config.rob:
-            return self.first_rows
-        part = self._part(open_run(self.config.with_changes(rob=rob)))
-        self._complete(part, stage_of(part.config, "attack").task(part), f"MMAA on {rob}")
-        return read_attack_records(part.rows, part.partitions, part.attack_content_hash)
+        return self.attacked(f"MMAA on {rob}", rob=rob)
 
     @property
     def budget(self) -> EvaluateConfig:

@@ -12,7 +12,7 @@ from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap, LogitTransform, layer_norm_logits
 from ..reports.charts import table_bars
 from ..reports.counts import count
-from ..reports.drawing import Figure, colors, layer, number, panel
+from ..reports.drawing import Figure, Row, colors, layer, number, panel
 from ..reports.margins import MarginTally, margin_histograms, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench
@@ -37,52 +37,52 @@ def trajectories(bench: Bench) -> Outcome:  # noqa: ARG001
 
     It varies the temperature from the centroid to a vertex, and needs no attack and no image.
     """
-    mapped = example_logits()
+    mapped = {}
+    for example, vector in EXAMPLES.items():
+        logits_1K = torch.tensor([vector], dtype=torch.float64)
+        mapped[example, "h"], mapped[example, "h-M"] = layer_norm_logits(logits_1K)[0], TRANSFORM(logits_1K)[0]
     rows: list[dict[str, Cell]] = []
+    paths, findings = list[Row](), []
     for name in FORMS:
         for confidence in CLEAR_CONFIDENCES:
             tau = temperature_for(mapped[CLEAR, name], confidence)
             for example in EXAMPLES:
-                shares = three_probabilities(mapped[example, name], tau).tolist()
+                shares = (mapped[example, name] / tau).softmax(dim=0).tolist()
                 cells: dict[str, Cell] = dict(zip("ABC", shares, strict=True))
                 words = f"{example}, {name}, A at {confidence:g}"
                 rows.append({"example": words, "tau": tau, **cells, "margin": top2_gap(shares)})
-    paths = [
-        _path_row(example, name, mapped_1K, tau)
-        for (example, name), mapped_1K in mapped.items()
-        for tau in (temperature_for(mapped[CLEAR, name], 0.9) * step for step in torch.logspace(-2, 2, 120).tolist())
-    ]
     table = Table.of(rows)
+    for (example, name), logits_3 in mapped.items():
+        middle = temperature_for(mapped[CLEAR, name], 0.9)
+        for tau in (middle * step for step in torch.logspace(-2, 2, 120).tolist()):
+            shares = (logits_3 / tau).softmax(dim=0).tolist()
+            x, y = (sum(w * at[i] for w, at in zip(shares, _CORNERS.values(), strict=True)) for i in (0, 1))
+            paths.append({"series": f"{example}, {name}", "x": x, "y": y, "tau": tau})
+    for confidence in CLEAR_CONFIDENCES:
+        h, h_m = (table.row(f"{COMPETING}, {name}, A at {confidence:g}") for name in FORMS)
+        findings.append(
+            f"If the clear example has {confidence:g} at A, the competing one has {cell_text(h['B'])} at B without M "
+            f"and {cell_text(h_m['B'])} with M (margins {cell_text(h['margin'])} and {cell_text(h_m['margin'])})."
+        )
+    for vector in LAYER_NORM_EXAMPLES:
+        logits_1K = torch.tensor([vector], dtype=torch.float64)
+        before, after = (top2_gap(z.softmax(dim=1)[0].tolist()) for z in (logits_1K, layer_norm_logits(logits_1K)))
+        findings.append(f"LayerNorm takes the margin of {vector} from {before:.3f} to {after:.3f}.")
     remarks = (
         "The two predictions and s = 3, p = 2, c = -0.5 are the paper's. h is shown after LayerNorm, and h and h-M "
         "are compared at the temperatures at which the clear example has the same confidence.",
     )
-    return Outcome(table, _figure(paths), (*_competition(table), *_layer_norm_findings()), remarks)
+    return Outcome(table, _figure(paths), tuple(findings), remarks)
 
 
-def example_logits() -> dict[tuple[str, str], Tensor]:
-    """Return both examples after LayerNorm ("h") and after M ("h-M"), each of shape (1, 3)."""
-    found = {}
-    for example, three in EXAMPLES.items():
-        logits_1K = torch.tensor([three], dtype=torch.float64)
-        found[example, "h"] = layer_norm_logits(logits_1K)
-        found[example, "h-M"] = TRANSFORM(logits_1K)
-    return found
-
-
-def temperature_for(logits_1K: Tensor, confidence: float) -> float:
+def temperature_for(logits_3: Tensor, confidence: float) -> float:
     """Return the tau at which class A has this share, by bisection; A must have the largest logit."""
     low, high = -30.0, 30.0  # log(tau), from the vertex to the centroid
     for _ in range(100):
         middle = (low + high) / 2
-        surer = float(three_probabilities(logits_1K, math.exp(middle))[0]) > confidence
+        surer = float((logits_3 / math.exp(middle)).softmax(dim=0)[0]) > confidence
         low, high = (middle, high) if surer else (low, middle)
     return math.exp(low)
-
-
-def three_probabilities(logits_1K: Tensor, tau: float) -> Tensor:
-    """Return softmax(logits / tau), shape (3,)."""
-    return (logits_1K[0] / tau).softmax(dim=0)
 
 
 def top2_gap(probabilities_3: Sequence[float]) -> float:
@@ -91,35 +91,7 @@ def top2_gap(probabilities_3: Sequence[float]) -> float:
     return first - second
 
 
-def _path_row(example: str, name: str, mapped_1K: Tensor, tau: float) -> dict[str, Any]:
-    weights = three_probabilities(mapped_1K, tau).tolist()
-    x, y = (sum(w * corner[i] for w, corner in zip(weights, _CORNERS.values(), strict=True)) for i in (0, 1))
-    return {"series": f"{example}, {name}", "x": x, "y": y, "tau": tau}
-
-
-def _competition(table: Table) -> tuple[str, ...]:
-    """Describe the effect of M on the competing example at equal confidence in the clear one."""
-    sentences = []
-    for confidence in CLEAR_CONFIDENCES:
-        h, h_m = (table.row(f"{COMPETING}, {name}, A at {confidence:g}") for name in FORMS)
-        sentences.append(
-            f"If the clear example has {confidence:g} at A, the competing one has {cell_text(h['B'])} at B without M "
-            f"and {cell_text(h_m['B'])} with M (margins {cell_text(h['margin'])} and {cell_text(h_m['margin'])})."
-        )
-    return tuple(sentences)
-
-
-def _layer_norm_findings() -> tuple[str, ...]:
-    """Describe the effect of LayerNorm on the unconfident and on the competing vector of appendix D.7."""
-    sentences = []
-    for vector in LAYER_NORM_EXAMPLES:
-        logits_1K = torch.tensor([vector], dtype=torch.float64)
-        before, after = (top2_gap(z.softmax(dim=1)[0].tolist()) for z in (logits_1K, layer_norm_logits(logits_1K)))
-        sentences.append(f"LayerNorm takes the margin of {vector} from {before:.3f} to {after:.3f}.")
-    return tuple(sentences)
-
-
-def _figure(paths: list[dict[str, Any]]) -> Figure:
+def _figure(paths: Sequence[Row]) -> Figure:
     ends = [*_CORNERS.values(), _CORNERS["A"]]
     outline = [{"x": x, "y": y, "order": i} for i, (x, y) in enumerate(ends)]
     corners = [{"x": x, "y": y, "name": name} for name, (x, y) in _CORNERS.items()]

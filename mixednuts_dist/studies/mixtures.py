@@ -16,8 +16,7 @@ from ..reports.table import Cell, Table
 from .bench import Bench, at_clean_accuracy, clean_correct, robust_bound, select, subset, weighted
 from .robust_classifiers import rob_name
 from .searches import chosen_cells, data_sizes
-from .study import Outcome, paper_tables, same_set_up
-from .variants import measured_all, variants
+from .study import Outcome, paper_tables, same_set_up, variants
 
 TEMPERATURES = (0.0, 0.5, 1.0)
 TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
@@ -61,20 +60,19 @@ def mixed_baseline(bench: Bench) -> Mixture:
 @STUDIES("error-rate", section="5.1, tab:err_rate", order=3)
 def error_rates(bench: Bench) -> Outcome:
     """Compare the error rates of `mixed` with those of `rob`."""
-    rob, mixed = bench.results.row("rob"), bench.results.row("mixed")
-    pairs = {"clean": (rob.clean, mixed.clean), "robust": (rob.robust, mixed.robust)}
-    errors = {name: [Count(each.total - each.correct, each.total) for each in pair] for name, pair in pairs.items()}
-    changes = {name: 100 * (n.correct / of.correct - 1) if of.correct else None for name, (of, n) in errors.items()}
-    table = Table.of(
-        {"images": name, "rob's errors": before, "mixed's errors": after, "relative change (%)": changes[name]}
-        for name, (before, after) in errors.items()
-    )
-    findings = tuple(
-        f"On {name} images the errors go from {before.correct} to {after.correct} of {after.total}, "
-        + (f"{minus(f'{change:+.2f}')}% relative." if change is not None else "with nothing to compare to.")
-        for (name, (before, after)), change in zip(errors.items(), changes.values(), strict=True)
-    )
-    return Outcome(table, table_bars(table, "rob's errors", "mixed's errors", value="errors (%)"), findings)
+    rows: list[dict[str, Cell]] = []
+    findings = []
+    for name in ("clean", "robust"):
+        right = [getattr(bench.results.row(classifier), name) for classifier in ("rob", "mixed")]
+        before, after = (Count(each.total - each.correct, each.total) for each in right)
+        change = 100 * (after.correct / before.correct - 1) if before.correct else None
+        rows.append({"images": name, "rob's errors": before, "mixed's errors": after, "relative change (%)": change})
+        relative = "with nothing to compare to" if change is None else f"{minus(f'{change:+.2f}')}% relative"
+        findings.append(
+            f"On {name} images the errors go from {before.correct} to {after.correct} of {after.total}, {relative}."
+        )
+    table = Table.of(rows)
+    return Outcome(table, table_bars(table, "rob's errors", "mixed's errors", value="errors (%)"), tuple(findings))
 
 
 @STUDIES("efficiency", section="C.2, tab:efficiency, fig:compare", order=11)
@@ -120,7 +118,7 @@ def data_size(bench: Bench) -> Outcome:
     cells: dict[str, dict[str, Cell]] = {}
     for size in data_sizes(len(bench.rows.labels_N)):
         first_N = torch.arange(len(bench.rows.labels_N)) < size
-        best = select(subset(bench.rows, first_N), bench.grid(), bench.criterion).for_beta(bench.beta)
+        best = select(subset(bench.rows, first_N), bench.grid(), bench.config.search.criterion).for_beta(bench.beta)
         tried[str(size)] = best.mixture()
         on_all = count(clean_correct(best.mixture(), bench.rows))
         cells[str(size)] = {**chosen_cells(best), "clean on all images, exact": on_all}
@@ -135,7 +133,7 @@ def seen_unseen(bench: Bench) -> Outcome:
     n_images = bench.n_images
     n_seen = N_SEEN if n_images > N_SEEN else n_images // 2
     seen_N = torch.arange(n_images) < n_seen
-    best = select(subset(bench.first_rows, seen_N), bench.grid(), bench.criterion).for_beta(bench.beta)
+    best = select(subset(bench.first_rows, seen_N), bench.grid(), bench.config.search.criterion).for_beta(bench.beta)
     found = bench.measured(f"search on the first {n_seen} images", best.mixture())
     masks = {"seen": seen_N, "unseen": ~seen_N}
     counts = {name: (count(found.clean_N[mask_N]), count(found.robust_N[mask_N])) for name, mask_N in masks.items()}
@@ -213,7 +211,7 @@ def trade_off(bench: Bench) -> Outcome:
     for family, mixtures in families.items():
         tried |= {f"{family}, beta = {b:g}": mixtures[b] for b in TRADE_OFF_BETAS if b in mixtures}
     cells = {name: {"alpha": mixture.alpha, **on_all(bench, mixture)} for name, mixture in tried.items()}
-    found = {name: one.cells() for name, one in measured_all(bench, "mixture", tried).items()}
+    found = {name: bench.measured(f"mixture: {name}", mixture).cells() for name, mixture in tried.items()}
     for name, one in found.items():
         family, _, beta = name.partition(", beta = ")
         marks.setdefault(family, []).append((beta, one["clean"], one["robust"]))
@@ -249,7 +247,7 @@ def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
 
 def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
     """Return the mixed classifier for every beta at which a candidate is left."""
-    selection = select(bench.rows, bench.grid(*betas), bench.criterion)
+    selection = select(bench.rows, bench.grid(*betas), bench.config.search.criterion)
     found = {}
     for beta in betas:
         try:

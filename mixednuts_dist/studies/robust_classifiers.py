@@ -16,8 +16,7 @@ from ..selection.choice import Choice
 from ..storage.records import AttackRecords
 from .bench import Bench, clean_correct, only, robust_bound, select
 from .searches import chosen_cells
-from .study import Outcome
-from .variants import variants
+from .study import Outcome, variants
 
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 SQUARE_QUERIES = 1000  # without --full
@@ -40,7 +39,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
             rows.append({"rob": name, **dict.fromkeys(columns)})
             findings.append(f"{name}: no image survives its attack, so Algorithm 1 has no answer.")
             continue
-        moved = select(own, only(bench.grid(), best), bench.criterion).for_beta(bench.beta).mixture()
+        moved = select(own, only(bench.grid(), best), bench.config.search.criterion).for_beta(bench.beta).mixture()
         right[name] = clean_correct(moved, own)
         reached = count(right[name]), count(robust_bound(moved, own))
         cells = dict(zip(columns, (*chosen_cells(best).values(), *reached), strict=True))
@@ -147,7 +146,7 @@ def rob_name(uri: str) -> str:
 def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:
     """Return the choice of Algorithm 1; None if no image survives or no candidate is left."""
     try:
-        return select(rows, bench.grid(), bench.criterion).for_beta(bench.beta)
+        return select(rows, bench.grid(), bench.config.search.criterion).for_beta(bench.beta)
     except InvalidInputError:
         return None
 

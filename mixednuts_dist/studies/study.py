@@ -4,15 +4,16 @@ An entry of `STUDIES` is a function from a bench to an outcome. The register kno
 and a description without importing it. `paper_numbers.yaml` has the paper's numbers for each study, under its name.
 """
 
-import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
@@ -20,14 +21,19 @@ from ..config.register import STUDIES
 from ..config.run_config import RunConfig
 from ..config.uris import ClassifierSource
 from ..distributed.executor import Executor
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, MissingArtifact
+from ..mixing.mixture import Mixture
+from ..reports.charts import table_scatter
+from ..reports.counts import compared
 from ..reports.drawing import Figure
-from ..reports.table import Table, print_table
+from ..reports.table import Cell, Table, print_table
+from ..reports.templates import rendered
 from ..stages.progress import RunProgress
+from ..storage.store import Store
 from .bench import Bench
-from .overview import write_overview
 
 FORMAT = "mixednuts-study/1"
+FILES = ("table.csv", "table.tex", "study.json", "figure.svg", "figure.pdf")
 _LOG_WIDTH = 160  # columns of tables in a file
 
 
@@ -121,11 +127,12 @@ def result_console() -> Console:
 
 def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, bytes]:
     """Return the files of a study: the table as CSV and LaTeX, all of it as JSON, and the figure as SVG and PDF."""
-    table, about, paper = _shown(name, outcome, config), STUDIES.entries()[name], printed_for(name, outcome)
+    about, paper, same = STUDIES.entries()[name], *printed_for(name, outcome, config)
+    table, section = _next_to(outcome.table, same), about.facts.get("section", "")
     content = {
         "format": FORMAT,
         "study": name,
-        "section": about.facts.get("section", ""),
+        "section": section,
         "title": about.describes,
         "run_id": config.run_id(),
         "columns": list(table.columns),
@@ -133,17 +140,16 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
         "findings": list(outcome.findings),
         "remarks": list(outcome.remarks),
         "differs": outcome.differs,
-        "same_set_up_as_the_paper": same_set_up(paper, config) is not None,
+        "same_set_up_as_the_paper": same is not None,
         "paper": [
             {"label": printed.label, "set_up": printed.words, "columns": list(printed.table.columns),
              "rows": [list(row) for row in printed.table.rows], "note": printed.note}
             for printed in paper
         ],
     }  # fmt: skip
-    comment = f"{about.describes}; {about.facts.get('section', '')}; run {config.run_id()}"
     return {
         "table.csv": table.as_csv().encode(),
-        "table.tex": table.as_latex(comment).encode(),
+        "table.tex": table.as_latex(f"{about.describes}; {section}; run {config.run_id()}").encode(),
         "study.json": json.dumps(content, indent=1, allow_nan=False).encode(),
         "figure.svg": outcome.figure.svg(name).encode(),
         "figure.pdf": outcome.figure.pdf(),
@@ -152,16 +158,43 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
 
 def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, console: Console) -> None:
     """Print the title, the table, findings, remarks, the paper's numbers and the address of the files."""
-    about = STUDIES.entries()[name]
+    about, paper, same = STUDIES.entries()[name], *printed_for(name, outcome, config)
     section = f", section {about.facts['section']}" if "section" in about.facts else ""
     console.print(Text(f"\n{about.describes}  ({name}{section})", style="bold"))
-    print_table(_shown(name, outcome, config), console)
-    for sentence in (*outcome.findings, *outcome.remarks, comparison_sentence(name, outcome, config)):
+    print_table(_next_to(outcome.table, same), console)
+    if outcome.differs:
+        compared = f"{outcome.differs} So the paper's numbers are not shown."
+    elif not paper:
+        compared = "The paper prints no numbers for this study."
+    elif same is not None:
+        compared = f"The set-up is that of {same.label} ({same.words}), whose numbers are next to ours. {same.note}"
+    else:
+        ours = f"{config.data.uri}, rob {config.rob}, std {config.std}, {config.threat.norm} {config.threat.eps:.4g}"
+        compared = (
+            f"The set-up differs from the paper's: here it is {ours}. The paper's numbers below show what to look for. "
+            "Do not compare them one by one."
+        )
+    for sentence in (*outcome.findings, *outcome.remarks, compared.strip()):
         console.print(Text(f"- {sentence}"))
-    for printed in _apart(name, outcome, config):
+    for printed in paper if same is None else ():
         console.print(Text(f"  the paper, {printed.label}: {printed.words}. {printed.note}", style="dim"))
         print_table(printed.table, console)
     console.print(Text(f"  {address}", style="dim"))
+
+
+def write_overview(store: Store, config: RunConfig) -> str:
+    """Write the page of all finished studies of the run, which links their files, and return its address."""
+    there, found = set(store.names("studies")) - {"index.html"}, dict[str, Any]()
+    for name in (*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))):
+        with suppress(MissingArtifact, ValueError):  # it is not finished
+            found[name] = json.loads(store.read(f"studies/{name}/study.json"))
+    figures = {name: Markup(store.read(f"studies/{name}/figure.svg").decode()) for name in found}
+    page = rendered(
+        "studies", "overview.html",
+        run_id=config.run_id(), name=config.name, studies=found, figures=figures, files=FILES,
+    )  # fmt: skip
+    store.write("studies/index.html", page.encode())
+    return store.address("studies/index.html")
 
 
 # --- the paper's numbers ---------------------------------------------------------------------------------------------
@@ -194,7 +227,7 @@ class PaperTable:
 
 def paper_tables(study: str) -> tuple[PaperTable, ...]:
     """Return the paper's tables for a study; none for some studies and for extensions."""
-    content = _paper_numbers()
+    content = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text())
     return tuple(
         PaperTable(
             printed["label"],
@@ -206,10 +239,13 @@ def paper_tables(study: str) -> tuple[PaperTable, ...]:
     )
 
 
-@functools.cache
-def _paper_numbers() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text())
-    return content
+def printed_for(study: str, outcome: Outcome, config: RunConfig) -> tuple[tuple[PaperTable, ...], PaperTable | None]:
+    """Return the paper's tables to show with an outcome, and the one for the set-up of this run.
+
+    There are none if the experiment differs from the paper's.
+    """
+    printed = () if outcome.differs else paper_tables(study)
+    return printed, same_set_up(printed, config)
 
 
 def same_set_up(printed: Sequence[PaperTable], config: RunConfig) -> PaperTable | None:
@@ -217,45 +253,16 @@ def same_set_up(printed: Sequence[PaperTable], config: RunConfig) -> PaperTable 
     return next((table for table in printed if table.is_of(config)), None)
 
 
-def printed_for(study: str, outcome: Outcome) -> tuple[PaperTable, ...]:
-    """Return the paper's tables to show with an outcome: none if the experiment differs from the paper's."""
-    return () if outcome.differs else paper_tables(study)
-
-
-def comparison_sentence(study: str, outcome: Outcome, config: RunConfig) -> str:
-    """State whether our numbers may be compared with the paper's."""
-    if outcome.differs:
-        return f"{outcome.differs} So the paper's numbers are not shown."
-    printed = paper_tables(study)
-    if not printed:
-        return "The paper prints no numbers for this study."
-    same = same_set_up(printed, config)
-    if same is not None:
-        note = f" {same.note}" if same.note else ""
-        return f"The set-up is that of {same.label} ({same.words}), whose numbers are next to ours.{note}"
-    ours = f"{config.data.uri}, rob {config.rob}, std {config.std}, {config.threat.norm} {config.threat.eps:.4g}"
-    return (
-        f"The set-up differs from the paper's: here it is {ours}. The paper's numbers below show what to look for. Do "
-        "not compare them one by one."
-    )
-
-
-def _apart(study: str, outcome: Outcome, config: RunConfig) -> tuple[PaperTable, ...]:
-    printed = printed_for(study, outcome)
-    return () if same_set_up(printed, config) else printed
-
-
-def _shown(study: str, outcome: Outcome, config: RunConfig) -> Table:
-    """Return our table; in the paper's set-up with a column `paper: ...` for every column that both have.
+def _next_to(table: Table, paper: PaperTable | None) -> Table:
+    """Return our table; with a table of the paper, with a column `paper: ...` for every column that both have.
 
     Rows that only the paper has come last, without our numbers.
     """
-    table, same = outcome.table, same_set_up(printed_for(study, outcome), config)
-    if same is None:
+    if paper is None:
         return table
     first, *columns = table.columns
-    shared = [column for column in same.table.columns[1:] if column in columns]
-    ours, theirs = ({str(row[each.columns[0]]): row for row in each.dicts()} for each in (table, same.table))
+    shared = [column for column in paper.table.columns[1:] if column in columns]
+    ours, theirs = ({str(row[each.columns[0]]): row for row in each.dicts()} for each in (table, paper.table))
     return Table.of(
         {
             first: name,
@@ -264,3 +271,34 @@ def _shown(study: str, outcome: Outcome, config: RunConfig) -> Table:
         }
         for name in {**ours, **theirs}
     )
+
+
+# --- mixed classifiers under the same attack -------------------------------------------------------------------------
+
+
+def variants(
+    bench: Bench,
+    kind: str,
+    tried: Mapping[str, Mixture],
+    cells: Mapping[str, Mapping[str, Cell]],
+    *,
+    reference: str,
+    remarks: Sequence[str] = (),
+) -> Outcome:
+    """Attack every mixed classifier alike, and compare one of them with each other one.
+
+    Args:
+        kind: heads the column of names.
+        cells: further columns of each row.
+        reference: the name of the mixed classifier that is compared.
+    """
+    found = {name: bench.measured(f"{kind}: {name}", mixture) for name, mixture in tried.items()}
+    own = found[reference]
+    findings = [
+        compared(what, (reference, own_N), (name, other_N))
+        for name, one in found.items()
+        if name != reference
+        for what, own_N, other_N in (("Clean", own.clean_N, one.clean_N), ("Robust", own.robust_N, one.robust_N))
+    ]
+    table = Table.of({kind: name, **one.cells(), **cells[name]} for name, one in found.items())
+    return Outcome(table, table_scatter(table), tuple(findings), (*remarks, *bench.reduction))
