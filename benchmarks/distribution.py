@@ -23,11 +23,9 @@ from torch import Tensor
 
 from benchmarks.simulation import simulate, sleep_through
 from mixednuts_dist.acceleration.batch_shape import BatchShape
-from mixednuts_dist.attacks.adaptive import ensemble_engine
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
-from mixednuts_dist.attacks.scheduler import Group
-from mixednuts_dist.attacks.stream import Stream
+from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
@@ -137,12 +135,12 @@ def occupancy(
             logits: Tensor = rob(images)
             return logits
 
-        engine = ensemble_engine(
+        engine = Scheduler(
             counted, like, threat=_THREAT, attacks=STANDARD_ATTACKS, budget=budget, shape=BatchShape(rows, fixed=True)
         )
-        stream = Stream(engine, group)
         ended = (
-            stream.finish(partition, partitions[i + 1 : i + 1 + n_prefetched]) for i, partition in enumerate(partitions)
+            engine.finish(partition, group, partitions[i + 1 : i + 1 + n_prefetched])
+            for i, partition in enumerate(partitions)
         )
         n_forward = sum(finished.n_forward for finished in ended)
         return n_forward / n_passed

@@ -8,8 +8,8 @@ from .attacks.adaptive import autoattack as autoattack
 from .attacks.budget import AttackBudget as AttackBudget
 from .attacks.drop_in import AutoAttack as AutoAttack
 from .attacks.minimum_margin import minimum_margin_attack as minimum_margin_attack
-from .attacks.progress import Progress as Progress
 from .attacks.result import AttackResult as AttackResult
+from .attacks.result import Progress as Progress
 from .attacks.straight_through import straight_through as straight_through
 from .certification.smoothed_mixture import SmoothedMixture as SmoothedMixture
 from .classifiers.base_classifiers import load_classifier as load_classifier

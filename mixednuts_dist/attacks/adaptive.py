@@ -4,26 +4,19 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
-from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
-from .apgd import Apgd, float32_runs
-from .attack import Setting, runs_of
 from .budget import AttackBudget, attacks_in, checked_budget
-from .draws import Draws
 from .entry import checked_labels
-from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
-from .progress import Progress, show
-from .result import AttackResult
-from .scheduler import Group, Planner, Scheduler
-from .stepper import Run
+from .gradient_model import AttackMode, shape_of
+from .result import AttackResult, Progress, show_progress
+from .scheduler import Group, Scheduler
 
 
 def autoattack(
@@ -121,64 +114,11 @@ def run_ensemble(
     eot: int | None = None,
     **options: Any,
 ) -> AttackResult:
-    """Check the arguments of a library call, and attack all images; `options` are those of `ensemble_engine`."""
+    """Check the arguments of a library call, and attack all images; `options` are those of `Scheduler`."""
     y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
-    engine = ensemble_engine(
+    scheduler = Scheduler(
         model, x_BCHW, threat=threat, attacks=attacks, eot=eot, shape=shape_of(batch_size, model, x_BCHW),
         copies=precision if isinstance(precision, FastCopies) else FastCopies(precision),
-        progress=progress or (show if verbose else None), **options,
+        progress=progress or (show_progress if verbose else None), **options,
     )  # fmt: skip
-    return engine.run_one(Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW))
-
-
-def ensemble_engine(
-    model: Callable[[Tensor], Tensor],
-    like_BCHW: Tensor,
-    *,
-    threat: ThreatModel,
-    attacks: Sequence[str],
-    budget: AttackBudget,
-    shape: BatchShape,
-    planner: Planner | None = None,
-    seed: int = 0,
-    mode: AttackMode = "transfer",
-    copies: FastCopies | None = None,
-    stop_when_broken: bool = True,
-    progress: Callable[[Progress], None] | None = None,
-    eot: int | None = None,
-) -> Scheduler:
-    """Return a scheduler with the runs of the attacks; fast copies are tried on images like `like_BCHW`.
-
-    With `eot` a pass has this many rows per point, and everything computes in float32.
-    """
-    if eot is None:
-        attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
-    else:
-        draws = Draws(model, eot, seed, mode)
-        attacked = AttackedModel(draws, GradientModel(draws.climb), draws=draws)
-        shape = BatchShape(max(1, shape.rows // eot), fixed=True)
-    return Scheduler(
-        attacked, planner or ensemble_plan, attacks, threat, budget, seed, shape, stop_when_broken, progress
-    )
-
-
-def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
-    """Return all runs of the attacks, in order.
-
-    With low-precision gradients (bfloat16) the float32 runs follow the last attack with `climbs_to_the_end`.
-    """
-    plan: list[Run] = []
-    kinds = [ATTACKS.get(name) for name in attacks]
-    climbing = [position for position, kind in enumerate(kinds) if kind.climbs_to_the_end]
-    for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
-        runs = runs_of(name, setting)
-        if position <= min(climbing, default=position) and any(run.float32 for run in runs):
-            # Before any attack has climbed there are no margins that select borderline images, so all take these.
-            runs = [replace(run, wanted=None) for run in runs if run.float32]
-        plan += runs
-        if setting.low_precision and position == max(climbing, default=None):
-            plan += float32_runs(setting, name, [each for each in plan if isinstance(each.stepper, Apgd)])
-        for follower in kind.followed_by:
-            if follower not in attacks:
-                plan += [replace(run, attack=name) for run in runs_of(follower, setting)]
-    return plan
+    return scheduler.run_one(Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW))

@@ -7,7 +7,7 @@ flags. Slots without a run hold old values. They are passed along as padding, an
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,46 +19,11 @@ from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
 from .gradient_model import GradientModel
-from .image_record import ImageRecord
-from .stepper import Counts, Doubles, Flags, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .image_record import Job, QueuedPoint
+from .stepper import Counts, Doubles, Flags, Images, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 from .verification import is_smaller
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
-
-
-@dataclass(eq=False)
-class Job:
-    """One run on one image."""
-
-    image: ImageRecord
-    place: int  # place of the run in the plan
-    run: Run
-    n_queued: int = 0  # the iteration of its last point in the verification queue
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it still counts for its image."""
-        return self.place in self.image.open
-
-    @property
-    def target(self) -> int:
-        """The class to aim at; the label if the run has no target."""
-        return self.image.targets[self.run.target - 1] if self.run.target else self.image.label
-
-    @property
-    def name(self) -> str:
-        """The run's name, with the target's rank on the clean image."""
-        return self.run.name.format(rank=self.image.ranks[self.run.target - 1]) if self.run.target else self.run.name
-
-
-@dataclass(eq=False)
-class QueuedPoint:
-    """A point in the verification queue."""
-
-    job: Job
-    x: Tensor  # (C, H, W)
-    n_passes: int  # passes of the run up to this point; for its best point those of the whole run
-    ends: bool  # the run is over, and this is its best point
 
 
 @dataclass
@@ -94,8 +59,7 @@ class Batch:
     ) -> None:
         self.stepper, self.model, self.passes, self._stop_when_broken = stepper, model, passes, stop_when_broken
         self.waiting: list[Job] = []
-        self.jobs: list[Job | None] = []  # by slot
-        self.n_running = 0  # slots that hold a run
+        self.running: dict[int, Job] = {}  # by slot
         self.n_images = 0  # with runs here
         self.n_steps = 0
         self.n_rows = 0  # rows of all passes
@@ -108,7 +72,7 @@ class Batch:
     @property
     def n_ready(self) -> int:
         """How many runs are in slots or waiting for one."""
-        return self.n_running + len(self.waiting)
+        return len(self.running) + len(self.waiting)
 
     @property
     def is_full(self) -> bool:
@@ -121,7 +85,9 @@ class Batch:
         x = self.stepper.ask(self._state)
         result = self._evaluate(x)
         if result is None:
-            self._shrink(len(x))
+            if self.model.compiled:
+                torch.compiler.reset()  # graphs of the larger shape hold their memory
+            self.passes.shape.shrink(len(x))
             return []
         points = self._points
         points.n_passes += ~points.over
@@ -135,13 +101,13 @@ class Batch:
     def drop_cancelled(self) -> None:
         """Free the slots of runs that are no longer open for their image, and forget those that wait."""
         self.waiting = [job for job in self.waiting if job.is_open]
-        self._free([slot for slot, job in enumerate(self.jobs) if job is not None and not job.is_open])
+        self._free([slot for slot, job in self.running.items() if not job.is_open])
 
     def note_passes(self) -> None:
-        """Note in the images' records how far their runs are."""
-        for job, n_passes in zip(self.jobs, self._points.n_passes.tolist(), strict=True):
-            if job is not None:
-                job.image.n_passes[job.place] = n_passes
+        """Note in the jobs how far their runs are."""
+        n_passes = self._points.n_passes.tolist()
+        for slot, job in self.running.items():
+            job.n_passes = n_passes[slot]
 
     # A step
 
@@ -202,47 +168,45 @@ class Batch:
         """Read the flags; return new copies and the best points of runs that are over, whose slots become free."""
         points = self._points
         over, queued_at, n_passes = torch.stack([points.over.long(), points.queued_at, points.n_passes]).cpu().tolist()
-        held = [(slot, job) for slot, job in enumerate(self.jobs) if job is not None]
-        copied = [(slot, job) for slot, job in held if queued_at[slot] > job.n_queued]
-        ended = [(slot, job) for slot, job in held if over[slot]]
+        copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.n_queued]
+        ended = [slot for slot in self.running if over[slot]]
         queued = []
-        for slot, job, x in self._rows(points.queued, copied):
-            job.n_queued = queued_at[slot]
-            queued.append(QueuedPoint(job, x, queued_at[slot], ends=False))
-        for slot, job, x in self._rows(points.best, ended):
-            job.image.n_passes[job.place] = n_passes[slot]
-            queued.append(QueuedPoint(job, x, n_passes[slot], ends=True))
-        self._free([slot for slot, _ in ended])
+        for slot, x in self._rows(points.queued, copied):
+            self.running[slot].n_queued = queued_at[slot]
+            queued.append(QueuedPoint(self.running[slot], x, queued_at[slot], ends=False))
+        for slot, x in self._rows(points.best, ended):
+            self.running[slot].n_passes = n_passes[slot]
+            queued.append(QueuedPoint(self.running[slot], x, n_passes[slot], ends=True))
+        self._free(ended)
         return queued
 
-    def _rows(self, pixels: Tensor, chosen: list[tuple[int, Job]]) -> Iterator[tuple[int, Job, Tensor]]:
-        if chosen:
-            x = pixels[sent([slot for slot, _ in chosen], self._points.labels)]
-            yield from ((slot, job, row) for (slot, job), row in zip(chosen, x, strict=True))
+    def _rows(self, pixels: Tensor, slots: list[int]) -> Iterable[tuple[int, Tensor]]:
+        return zip(slots, pixels[sent(slots, self._points.labels)], strict=True) if slots else ()
 
     # Slots
 
     def _fill(self) -> None:
         """Give free slots to waiting runs, in the batch shape that all of them need."""
         rows = self.passes.shape.rows
-        if self.n_running > rows:  # memory has run out elsewhere
-            self._put_back(rows)
-        if not self.n_running:
+        if len(self._points.over) > rows:  # memory has run out
+            self._resize(rows)
+        if not self.running:
             self.n_steps += -self.n_steps % max(self.stepper.gradient_every, 1)
         if self.stepper.gradient_every > 1 and not self._takes_gradient:
             return  # runs begin with a gradient
         n_runs = min(self.n_ready, rows)
         n_slots = self.passes.rows_for(n_runs, self._like[:n_runs])
-        if n_slots != len(self.jobs):
-            self._resize([slot for slot, job in enumerate(self.jobs) if job is not None], n_slots)
-        if self.waiting and self.n_running < n_slots:
-            self._start([slot for slot, job in enumerate(self.jobs) if job is None])
+        if n_slots != len(self._points.over):
+            self._resize(n_slots)
+        free = [slot for slot in range(n_slots) if slot not in self.running]
+        if self.waiting and free:
+            self._start(free)
 
     def _start(self, free: list[int]) -> None:
         """Begin waiting runs: each image's next one, as the images came, then the others in the order of the plan."""
-        order = sorted(self.waiting, key=lambda job: -1 if job.place == min(job.image.open) else job.place)
-        jobs, taken = order[: len(free)], set(map(id, order[: len(free)]))
-        self.waiting = [job for job in self.waiting if id(job) not in taken]
+        order = sorted(self.waiting, key=lambda job: -1 if job is job.image.open[0] else job.place)
+        jobs, taken = order[: len(free)], {*order[: len(free)]}
+        self.waiting = [job for job in self.waiting if job not in taken]
         slots, points = sent(free[: len(jobs)], self._points.labels), self._points
         images, like = [job.image for job in jobs], points.labels
         batch = StartBatch(
@@ -263,35 +227,19 @@ class Batch:
         points.wrong[slots] = points.over[slots] = False
         points.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
         self.stepper.start(self._state, slots, batch)
-        for slot, job in zip(free, jobs, strict=False):
-            self.jobs[slot] = job
-        self.n_running += len(jobs)
+        self.running.update(zip(free, jobs, strict=False))
 
-    def _resize(self, slots: list[int], n_slots: int) -> None:
-        """Move these slots to the front, and have `n_slots` of which the others are free."""
-        index = sent(slots, self._points.labels)
+    def _resize(self, n_slots: int) -> None:
+        """Have `n_slots`: move runs to the front, and let those without a slot wait to start again."""
+        kept, self.waiting = list(self.running)[:n_slots], list(self.running.values())[n_slots:] + self.waiting
+        index = sent(kept, self._points.labels)
         self._state.resize(index, n_slots)
         self._points.resize(index, n_slots)
-        self._points.over[len(slots) :] = True
-        self.jobs = [self.jobs[slot] for slot in slots] + [None] * (n_slots - len(slots))
-        self.n_running = len(slots)
+        self._points.over[len(kept) :] = True
+        self.running = {slot: self.running[before] for slot, before in enumerate(kept)}
 
     def _free(self, slots: list[int]) -> None:
         if slots:
             self._points.over[sent(slots, self._points.labels)] = True
             for slot in slots:
-                self.jobs[slot] = None
-            self.n_running -= len(slots)
-
-    def _shrink(self, n_failed: int) -> None:
-        """After memory ran out: halve the rows; runs that have no slot then wait, and start again from the start."""
-        if self.model.compiled:
-            torch.compiler.reset()  # graphs of the larger shape hold their memory
-        self.passes.shape.shrink(n_failed)
-        self._put_back(self.passes.shape.rows)
-
-    def _put_back(self, n_slots: int) -> None:
-        slots = [slot for slot, job in enumerate(self.jobs) if job is not None]
-        going = [self.jobs[slot] for slot in slots[n_slots:]]
-        self.waiting = [job for job in going if job is not None] + self.waiting
-        self._resize(slots[:n_slots], n_slots)
+                del self.running[slot]

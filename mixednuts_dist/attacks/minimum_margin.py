@@ -4,7 +4,6 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,14 +11,9 @@ from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.threat import ThreatModel
 from .adaptive import run_ensemble
-from .apgd import float32_runs
-from .attack import Setting, runs_of
 from .budget import AttackBudget
-from .progress import Progress
-from .result import AttackResult
-from .stepper import Run
-
-MMAA = ("apgd-ce", "apgd-t")
+from .plans import MMAA, margin_plan
+from .result import AttackResult, Progress
 
 
 def minimum_margin_attack(
@@ -63,17 +57,3 @@ def minimum_margin_attack(
         stop_when_broken=stop_when_broken, batch_size=batch_size, precision=precision, progress=progress,
         verbose=verbose, sample_ids=sample_ids,
     )  # fmt: skip
-
-
-def margin_plan(setting: Setting, attacks: Sequence[str] = MMAA) -> list[Run]:
-    """Return the runs of the attacks, and the same from other starts for borderline images.
-
-    Float32 runs come once, at the end: after each start their passes would hold few images.
-    """
-    once = [run for name in attacks for run in runs_of(name, setting)]
-    plan = list(once)
-    for restart in range(1, setting.budget.border_restarts + 1):
-        plan += [
-            replace(run, restart=restart, wanted=setting.is_borderline, group=f"restart {restart}") for run in once
-        ]
-    return plan + (float32_runs(setting, attacks[-1], plan) if setting.low_precision else [])

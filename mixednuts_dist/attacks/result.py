@@ -1,9 +1,10 @@
-"""The result of an attack.
+"""The result of an attack, and its progress before.
 
 Shapes: B images of C x H x W, K classes.
 """
 
 import html
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -79,3 +80,24 @@ class AttackResult:
 
 def _images(n: int) -> str:
     return f"{n} image{'s' * (n != 1)}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call has come."""
+
+    n_images: int
+    n_decided: int
+    n_broken: int  # decided images that are broken
+    n_forward: int  # passes of real images so far
+    n_backward: int
+
+
+def show_progress(progress: Progress) -> None:
+    """Write a bar, the counts and the passes over the last line of stderr."""
+    width = 20 * progress.n_decided // max(progress.n_images, 1)
+    print(
+        f"\r[{'#' * width:<20}] {progress.n_decided} of {progress.n_images} images decided, {progress.n_broken} "
+        f"broken; {progress.n_forward:,} forward and {progress.n_backward:,} backward passes",
+        end="\n" if progress.n_decided == progress.n_images else "", file=sys.stderr, flush=True,
+    )  # fmt: skip

@@ -29,9 +29,9 @@ other images, or when the host looked.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -39,29 +39,26 @@ import torch
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes
+from ..acceleration.precision import FastCopies
 from ..config.threat import ThreatModel
 from .attack import Setting
-from .batch import Batch, Job, QueuedPoint
+from .batch import Batch
 from .budget import WARM_START, AttackBudget
-from .draws import N_VERIFICATION, misclassified_share
-from .gradient_model import AttackedModel
-from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Where
-from .progress import Progress
-from .result import AttackResult
-from .stepper import Run, Stepper
+from .draws import N_VERIFICATION, Draws, misclassified_share
+from .gradient_model import AttackedModel, AttackMode, GradientModel
+from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Job, QueuedPoint
+from .plans import Planner, ensemble_plan
+from .result import AttackResult, Progress
+from .stepper import Run
 from .verification import Verified, Verifier
 
 CLEAN = "clean"
-_BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START, NEVER[0]: ""}
 _STEP_COST = 3  # cost of a step of a run that should end, in rows of a verification
 _APART_COST = 4  # cost of a row of a verification if float32 passes have a separate, small batch shape
 
 _logger = logging.getLogger(__name__)
 
 partial_results = ContextVar("partial_results", default=True)  # whether a keyboard interrupt returns what is verified
-
-Planner = Callable[[Setting, Sequence[str]], Sequence[Run]]  # plans the attacks of these names
-Key = tuple[Stepper[Any], bool]  # runs with the same stepper and precision share a batch
 
 
 @dataclass(frozen=True)
@@ -74,42 +71,57 @@ class Group:
     known: Tensor | None = None  # (B, C, H, W) points of an earlier stage inside the same balls, tried first
 
 
-@dataclass
 class Scheduler:
-    """Runs a plan on groups of images.
+    """Runs attacks on groups of images.
 
     Args:
-        attacked: what is attacked and verified.
-        planner: makes the plan of the attacks, once the number of classes is known.
+        model: a classifier, or an `AttackedModel` with its own passes.
+        like_BCHW: images with which fast copies and smaller batch shapes are tried.
+        attacks: names of the register `ATTACKS`, in order.
+        planner: plans the runs of these attacks, once the number of classes is known.
+        mode: the gradient of a mixed classifier.
+        copies: makes fast copies of the base networks.
+        eot: draws of a random classifier. A pass then has this many rows per point, and everything is in float32.
         stop_when_broken: an image leaves as soon as a misclassified point is verified; otherwise it ends its plan.
         progress: called with a `Progress` whenever points were verified.
     """
 
-    attacked: AttackedModel
-    planner: Planner
-    attacks: Sequence[str]
-    threat: ThreatModel
-    budget: AttackBudget
-    seed: int
-    shape: BatchShape
-    stop_when_broken: bool = True
-    progress: Callable[[Progress], None] | None = None
-    plan: list[Run] = field(init=False, default_factory=list)  # made with the first group
-
-    def __post_init__(self) -> None:
-        self.verifier = Verifier(self.attacked.model, self.shape)
-        fast, float32 = self.attacked.fast, self.attacked.float32
-        self._passes = {False: Passes(self.shape, fast.probe, fixed=fast.compiled)}
-        self._passes[True] = self._passes[False] if float32 is None else Passes(self.shape.float32, float32.probe)
-        self._batches: dict[Key, Batch] = {}  # in the order in which their steps are due
-        self._groups_of_runs: list[range] = []  # places in the plan
-        self._repeats: list[int | None] = []  # per run, the place of the low-precision run that it repeats in float32
+    def __init__(
+        self,
+        model: Callable[[Tensor], Tensor] | AttackedModel,
+        like_BCHW: Tensor,
+        *,
+        threat: ThreatModel,
+        attacks: Sequence[str],
+        budget: AttackBudget,
+        shape: BatchShape,
+        planner: Planner = ensemble_plan,
+        seed: int = 0,
+        mode: AttackMode = "transfer",
+        copies: FastCopies | None = None,
+        eot: int | None = None,
+        stop_when_broken: bool = True,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        if isinstance(model, AttackedModel):
+            self.attacked = model
+        elif eot is None:
+            self.attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
+        else:
+            draws, shape = Draws(model, eot, seed, mode), BatchShape(max(1, shape.rows // eot), fixed=True)
+            self.attacked = AttackedModel(draws, GradientModel(draws.climb), draws=draws)
+        self.attacks, self.shape, self.plan = attacks, shape, list[Run]()  # planned with the first group
+        self.verifier = Verifier(self.attacked.model, shape)
+        subject = self.attacked.draws.model if self.attacked.draws else self.attacked.model
+        low_precision = self.attacked.float32 is not None
+        self._setting, self._planner = Setting(threat, budget, 0, seed, subject, low_precision), planner
+        self._like, self._stop_when_broken, self._progress = like_BCHW, stop_when_broken, progress
+        self._batches: list[Batch] = []  # in the order in which their steps are due
+        self._groups_of_runs: list[tuple[Batch, list[int]]] = []  # and places in the plan
         self._queue: list[QueuedPoint] = []  # to be verified
         self._cost_of_waiting = 0  # cost of the waiting points, in rows of a verification
-        self._present: list[tuple[Group, list[ImageRecord]]] = []
-        self._like = torch.zeros(0)  # images of the first group, to try smaller batch shapes with
-        self._n_decided = 0  # images of all groups so far
-        self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
+        self._inside: dict[Any, tuple[Group, list[ImageRecord]]] = {}  # groups that are not finished, by key
+        self._done: dict[Any, AttackResult] = {}  # results of prefetched groups
 
     def run_one(self, group: Group) -> AttackResult:
         """Return the result of one group; a keyboard interrupt returns what is verified by then, except in a worker.
@@ -118,29 +130,47 @@ class Scheduler:
             torch.OutOfMemoryError: if not even one image fits.
         """
         try:
-            self.admit(group)
-            while True:
-                for _, result in self.finished():
-                    return result
-                self.step()
+            return self.finish(None, lambda _: group)
         except KeyboardInterrupt:
-            if not self._present or not partial_results.get():  # not even the clean images were verified
+            if not self._inside or not partial_results.get():  # not even the clean images were verified
                 raise
             _logger.warning("interrupted: returning what is verified so far; `decided` marks the images that are done")
-            for batch in self._batches.values():
+            for batch in self._batches:
                 batch.note_passes()
-            return self._result(*self._present[0])
+            return self._result(*self._inside[None])
 
-    @property
-    def has_room(self) -> bool:
-        """Whether no batch is full, so that a further group may enter."""
-        return not any(batch.is_full for batch in self._batches.values())
+    def finish(self, key: Any, load: Callable[[Any], Group], prefetched: Sequence[Any] = ()) -> AttackResult:
+        """Return the result of a key's group, and begin the `prefetched` groups, in order, as slots become free.
+
+        `load` returns the group of a key. If a prefetched group cannot be loaded, it is tried again when it is the key.
+        After an error the scheduler is unusable.
+        """
+        to_begin = [each for each in (key, *prefetched) if each not in self._inside and each not in self._done]
+        while key not in self._done:
+            while to_begin and not any(batch.is_full for batch in self._batches):
+                begun = to_begin.pop(0)
+                try:
+                    group = load(begun)
+                except Exception as error:
+                    if begun == key:
+                        raise
+                    _logger.info("%s is not prefetched: %s", begun, error)
+                else:
+                    self.admit(group, begun)
+            self.step()
+            for each, (group, images) in list(self._inside.items()):
+                if all(image.decided for image in images):
+                    del self._inside[each]
+                    self._done[each] = self._result(group, images)
+        result = self._done.pop(key)
+        self._done = {each: done for each, done in self._done.items() if each in prefetched}  # others went elsewhere
+        return result
 
     def step(self) -> None:
         """Take one step of a batch, or verify the queued points if that is due."""
         # Prefer the latest full batch, so that images do not pile up in front of it. If none is full, step the earliest
         # one: stragglers then catch up and share later passes.
-        busy = [batch for batch in self._batches.values() if batch.n_ready]
+        busy = [batch for batch in self._batches if batch.n_ready]
         full = [batch for batch in busy if batch.is_full]
         if self._queue and (not busy or self._is_due()):
             self._verify()
@@ -160,124 +190,86 @@ class Scheduler:
         points, self._queue, self._cost_of_waiting = [each for each in self._queue if each.job.is_open], [], 0
         if not points:
             return
-        images = [point.job.image for point in points]
-        labels = torch.tensor([image.label for image in images])
+        images = dict.fromkeys(point.job.image for point in points)
+        labels = torch.tensor([point.job.image.label for point in points])
         verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
-        for each in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
-            self._take_in(*each)
-        broken = [image for image in dict.fromkeys(images) if image.broken and self.stop_when_broken]
-        if broken:
-            self._cancel(broken)
-        for image in dict.fromkeys(images):
+        found = zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True)
+        for point, log1m_margin, wrong in found:
+            point.job.image.take_in(point, log1m_margin, wrong, self._stop_when_broken)
+        if self._stop_when_broken:
+            for batch in {self._groups_of_runs[image.group][0] for image in images if image.broken}:
+                batch.drop_cancelled()
+        for image in images:
             if not image.open and not image.decided:
-                self._batch_of(image).n_images -= 1
+                self._groups_of_runs[image.group][0].n_images -= 1
                 self._advance(image)
-        if self.progress is not None:
-            n_forward, n_backward = self.passes_in_flight()
-            passes = self._n_forward + n_forward, self._n_backward + n_backward
-            self.progress(Progress(self._n_images, self._n_decided, self._n_broken, *passes))
-
-    def _take_in(self, point: QueuedPoint, log1m_margin: float, wrong: bool) -> None:
-        image, place = point.job.image, point.job.place
-        where: Where = (place, point.n_passes)
-        if self.stop_when_broken and where >= image.broken_at:
-            return
-        image.n_verified[place] = image.n_verified.get(place, 0) + 1
-        image.reached[place] = max(image.reached.get(place, -torch.inf), log1m_margin)
-        image.offer(point.x, log1m_margin, wrong, where, self.stop_when_broken)
-        if image.broken_at == where and self.stop_when_broken:
-            image.n_passes[place] = point.n_passes
-        if point.ends:
-            image.open.discard(place)
-
-    def _cancel(self, broken: list[ImageRecord]) -> None:
-        """Cancel the runs after the point that breaks an image; earlier runs may still break it earlier in the plan."""
-        for image in broken:
-            last = image.broken_at[0]
-            image.open = {place for place in image.open if place < last}
-        for batch in {self._batch_of(image) for image in broken}:
-            batch.drop_cancelled()
+        if self._progress is not None:
+            present = [image for _, images in self._inside.values() for image in images]
+            decided = [image for image in present if image.decided]
+            n_broken = sum(image.broken for image in decided)
+            self._progress(Progress(len(present), len(decided), n_broken, *self._passes_in_flight()))
 
     # Images come, go from group to group of runs, and leave
 
-    def admit(self, group: Group) -> None:
+    def admit(self, group: Group, key: Any = None) -> None:
         """Verify the clean images of a group, and send them on."""
         clean = self.verifier.verify(group.x, group.y)
         known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
-        if not self._n_images:
-            self._like = group.x
+        if not self.plan:
             self._make_plan(n_classes)
-        targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
+        targets, ranks = ordered_targets(clean.logits, self._setting.budget.n_targets(n_classes), known)
+        broken_at = [AS_CLEAN if wrong else NEVER for wrong in clean.wrong.tolist()]
         each = zip(
             group.x, group.y.tolist(), group.sample_ids, targets.tolist(), ranks.tolist(), clean.log1m_margin.tolist(),
-            clean.wrong.tolist(), strict=True,
+            broken_at, strict=True,
         )  # fmt: skip
-        images = [
-            ImageRecord(
-                x, label, sample_id, aims, order, log1m_margin, x, log1m_margin, broken_at=AS_CLEAN if wrong else NEVER
-            )
-            for x, label, sample_id, aims, order, log1m_margin, wrong in each
-        ]  # fmt: skip
+        images = [ImageRecord(*values) for values in each]
         if known is not None and group.known is not None:
             points = zip(images, group.known, known.log1m_margin.tolist(), known.wrong.tolist(), strict=True)
             for image, x, log1m_margin, wrong in points:
                 image.n_forward += 1
-                image.offer(x, log1m_margin, wrong, AS_KNOWN, self.stop_when_broken)
-        self._present.append((group, images))
-        self._n_images += len(images)
+                image.offer(x, log1m_margin, wrong, AS_KNOWN, self._stop_when_broken)
+        self._inside[key] = group, images
         for image in images:
             self._advance(image)
 
     def _make_plan(self, n_classes: int) -> None:
-        low_precision = self.attacked.float32 is not None
-        subject = self.attacked.model if self.attacked.draws is None else self.attacked.draws.model
-        setting = Setting(self.threat, self.budget, n_classes, self.seed, subject, low_precision)
-        self.plan = list(self.planner(setting, self.attacks))
-        places = range(len(self.plan))
-        self._repeats = [_repeated(self.plan, at) for at in places]
-        together = groupby(places, key=lambda at: (_key(self.plan[at]), self.plan[at].group or at))
-        self._groups_of_runs = [range(min(group), max(group) + 1) for group in (list(each) for _, each in together)]
-        # Float32 passes with their own batch shape come last: they wait until they are full or nothing else is left.
-        apart = self.shape.float32 is not self.shape
-        for key in sorted(dict.fromkeys(map(_key, self.plan)), key=lambda key: apart and key[1]):
-            stepper, float32 = key
-            model = (self.attacked.float32 if float32 else None) or self.attacked.fast
-            self._batches[key] = Batch(
-                stepper, model, self._passes[float32], self._like, stop_when_broken=self.stop_when_broken
+        attacked = self.attacked
+        self.plan = list(self._planner(replace(self._setting, n_classes=n_classes), self.attacks))
+        passes = {False: Passes(self.shape, attacked.fast.probe, fixed=attacked.fast.compiled)}
+        passes[True] = passes[False]
+        if attacked.float32 is not None:
+            passes[True] = Passes(self.shape.float32, attacked.float32.probe)
+        # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
+        # they wait until they are full or nothing else is left.
+        keys = [(run.stepper, run.float32) for run in self.plan]
+        apart, batches = self.shape.float32 is not self.shape, {}
+        for stepper, float32 in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1]):
+            model = (attacked.float32 if float32 else None) or attacked.fast
+            batches[stepper, float32] = Batch(
+                stepper, model, passes[float32], self._like, stop_when_broken=self._stop_when_broken
             )
+        self._batches = list(batches.values())
+        together = groupby(range(len(keys)), key=lambda at: (keys[at], self.plan[at].group or at))
+        self._groups_of_runs = [(batches[key], list(places)) for (key, _), places in together]
 
     def _advance(self, image: ImageRecord) -> None:
         """Send an image to the next group of runs of which it wants one; without any it is decided."""
-        while not (image.broken and self.stop_when_broken) and image.group + 1 < len(self._groups_of_runs):
+        while not (image.broken and self._stop_when_broken) and image.group + 1 < len(self._groups_of_runs):
             image.group += 1
-            places = [at for at in self._groups_of_runs[image.group] if self._is_wanted(image, at)]
-            if places:
-                image.log1m_margin_before, image.open = image.log1m_margin, set(places)
-                batch = self._batch_of(image)
+            batch, places = self._groups_of_runs[image.group]
+            runs = [(at, self.plan[at]) for at in places]
+            image.open = [
+                Job(image, at, run) for at, run in runs if run.wanted is None or run.wanted(image.summary(run))
+            ]
+            if image.open:
+                image.log1m_margin_before = image.log1m_margin
+                image.jobs += image.open
                 batch.n_images += 1
-                batch.waiting += [Job(image, at, self.plan[at]) for at in places]
+                batch.waiting += image.open
                 return
         image.decided = True
-        self._n_decided += 1
-        self._n_broken += image.broken
-
-    def _is_wanted(self, image: ImageRecord, at: int) -> bool:
-        wanted = self.plan[at].wanted
-        return wanted is None or wanted(image.summary(self._repeats[at]))
-
-    def _batch_of(self, image: ImageRecord) -> Batch:
-        return self._batches[_key(self.plan[self._groups_of_runs[image.group][0]])]
-
-    def finished(self) -> Iterator[tuple[Group, AttackResult]]:
-        """Yield the groups whose images are all decided; each one once."""
-        for group, images in list(self._present):
-            if all(image.decided for image in images):
-                self._present = [each for each in self._present if each[1] is not images]
-                n_forward, n_backward = self._passes_of(images)
-                self._n_forward += n_forward
-                self._n_backward += n_backward
-                yield group, self._result(group, images)
 
     def _result(self, group: Group, images: list[ImageRecord]) -> AttackResult:
         """Verify the best points once more; an image that is correct there counts as robust.
@@ -290,19 +282,19 @@ class Scheduler:
         if draws is not None:
             broken = misclassified_share(draws, best, group.y, rows=self.shape.rows).cpu() >= 0.5
             n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_VERIFICATION / draws.n))
-        places = [image.broken_at[0] for image in images]
-        broken_by = [_BESIDES[at] if at in _BESIDES else self.plan[int(at)].attack for at in places]
-        survived, before = {}, {CLEAN}
-        for attack in [WARM_START] * (group.known is not None) + list(self.attacks):
-            before.add(attack)
-            survived[attack] = ~torch.tensor([name in before for name in broken_by]) | ~broken
-        if draws is not None and survived:
-            survived[attack] = ~broken  # the draws verify the images after the last attack
+        steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
+        names: dict[float, str] = {at: run.attack for at, run in enumerate(self.plan)}
+        names |= {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START}
+        broken_by = [names.get(image.broken_at[0]) for image in images]
+        places = torch.tensor([steps.index(name) if name in steps else len(steps) for name in broken_by])
+        survived = {step: (places > place) | ~broken for place, step in enumerate(steps)}
+        if draws is not None and len(steps) > 1:
+            survived[steps[-1]] = ~broken  # the draws verify the images after the last attack
         device, (n_forward, n_backward) = best.device, self._passes_of(images)
         return AttackResult(
-            clean=(torch.tensor([name != CLEAN for name in broken_by]) | ~broken).to(device),
+            clean=survived.pop(CLEAN).to(device),
             broken=broken.to(device),
-            survived={attack: left.to(device) for attack, left in survived.items()},
+            survived={step: left.to(device) for step, left in survived.items()},
             x_adv=best,
             logits=verified.logits.to(device),
             log_one_minus_margin=verified.log1m_margin.to(device),
@@ -315,34 +307,23 @@ class Scheduler:
     # Counts
 
     def _passes_of(self, images: Sequence[ImageRecord]) -> tuple[int, int]:
-        each = [image.passes(self.plan, self.stop_when_broken) for image in images]
+        each = [image.passes(self._stop_when_broken) for image in images]
         return sum(n for n, _ in each), sum(n for _, n in each)
 
-    def passes_in_flight(self) -> tuple[int, int]:
-        """Return the (forward, backward) passes so far of images whose groups are not finished."""
-        for batch in self._batches.values():
+    def _passes_in_flight(self) -> tuple[int, int]:
+        for batch in self._batches:
             batch.note_passes()
-        return self._passes_of([image for _, images in self._present for image in images])
+        return self._passes_of([image for _, images in self._inside.values() for image in images])
+
+    @property
+    def n_forward_begun(self) -> int:
+        """Passes so far of images of groups that are not returned yet."""
+        return self._passes_in_flight()[0] + sum(result.n_forward for result in self._done.values())
 
     @property
     def n_rows(self) -> int:
         """Rows of all attack passes so far, including padding and runs that no longer counted."""
-        return sum(batch.n_rows for batch in self._batches.values())
-
-
-def _key(run: Run) -> Key:
-    return run.stepper, run.float32
-
-
-def _repeated(plan: Sequence[Run], at: int) -> int | None:
-    """Return the place of the low-precision run that the one at `at` repeats in float32; None if there is none."""
-
-    def identity(run: Run) -> tuple[str, int, int]:
-        return run.name, run.target, run.restart
-
-    if not plan[at].float32:
-        return None
-    return next((i for i in range(at) if not plan[i].float32 and identity(plan[i]) == identity(plan[at])), None)
+        return sum(batch.n_rows for batch in self._batches)
 
 
 def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verified | None) -> tuple[Tensor, Tensor]:

@@ -64,6 +64,10 @@ class Run:
     float32: bool = False  # gradients in float32 whatever the precision
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
+    def begins_as(self, other: "Run") -> bool:
+        """Return whether both begin at the same point, perhaps in another precision."""
+        return (self.name, self.target, self.restart) == (other.name, other.target, other.restart)
+
 
 # Annotations of a state's arrays, which `SlotState.of` makes.
 Images = Annotated[Tensor, "images"]  # (S, C, H, W)

@@ -31,7 +31,6 @@ from ..acceleration.precision import FastCopies
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.result import AttackResult
 from ..attacks.scheduler import Group, Scheduler, partial_results
-from ..attacks.stream import Stream
 from ..attacks.verification import Verifier
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
@@ -61,7 +60,7 @@ class Workbench:
         self._settled: tuple[BatchShape, DeviceSettings] | None = None
         self._rows = ""  # the folder of the current task's rows
         self._mixture: Mixture | None = None  # describes the current task's mixed classifier
-        self._streams: dict[str, Stream] = {}  # the current task's engines, by the name of the attacked network
+        self._engines: dict[str, Scheduler] = {}  # the current task's, by the name of the attacked network
         self._model: MixedClassifier | None = None  # the current task's mixed classifier
         self._prefetched: Sequence[Partition] = ()
 
@@ -140,9 +139,9 @@ class Workbench:
             name: the attacked network, if a task has several engines.
             group: returns a partition's images as they enter, for example with points that are tried first.
         """
-        if name not in self._streams:
-            self._streams[name] = Stream(make(), group or self.group)
-        return self._streams[name].finish(partition, self._prefetched)
+        if name not in self._engines:
+            self._engines[name] = make()
+        return self._engines[name].finish(partition, group or self.group, self._prefetched)
 
     def group(self, partition: Partition) -> Group:
         """Return a partition's images in the form that an engine accepts."""
@@ -157,14 +156,14 @@ class Workbench:
     ) -> Iterator[None]:
         """Compute a partition for the folder `rows` in the block; engines also take images of prefetched partitions."""
         if rows != self._rows:
-            self._streams, self._model, self._mixture, self._rows = {}, None, mixture, rows
+            self._engines, self._model, self._mixture, self._rows = {}, None, mixture, rows
         self._read = {each: images for each, images in self._read.items() if each in (partition, *prefetched)}
         self._prefetched = prefetched
         token = partial_results.set(False)  # they would be stored as complete rows
         try:
             yield
         except BaseException:
-            self._streams = {}
+            self._engines = {}
             raise
         finally:
             partial_results.reset(token)
@@ -172,7 +171,7 @@ class Workbench:
     @property
     def n_forward_begun(self) -> int:
         """Return the number of passes so far on images of prefetched partitions."""
-        return sum(stream.n_forward_begun for stream in self._streams.values())
+        return sum(engine.n_forward_begun for engine in self._engines.values())
 
     def settings(self, x: Tensor) -> dict[str, Any]:
         """Return rows, precisions and repeatability as fields of `PartitionSummary`."""

@@ -85,7 +85,7 @@ class Attack(Stage):
     def _minimum_margins(self, worker: Workbench, partition: Partition) -> AttackResult:
         from torch import nn
 
-        from ..attacks.minimum_margin import MMAA, margin_plan
+        from ..attacks.plans import MMAA, margin_plan
         from ..mixing.transforms import LayerNormTransform
 
         rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
@@ -103,11 +103,11 @@ class Attack(Stage):
         attacks: Sequence[str],
         **options: Any,
     ) -> AttackResult:
-        from ..attacks.adaptive import ensemble_engine
+        from ..attacks.scheduler import Scheduler
 
         x, _ = worker.images(partition)
         make = partial(
-            ensemble_engine, model, x, threat=worker.spec.threat, attacks=attacks, seed=worker.spec.seed,
+            Scheduler, model, x, threat=worker.spec.threat, attacks=attacks, seed=worker.spec.seed,
             budget=budget_of(self.keys), shape=worker.shape(x), **options,
         )  # fmt: skip
         return worker.attacked(partition, make, name=name)

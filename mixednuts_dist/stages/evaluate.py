@@ -115,10 +115,10 @@ class Evaluate(Stage):
 
     def engine(self, worker: Workbench, x: Tensor, attacks: Sequence[str]) -> Callable[[], Scheduler]:
         """Return a function that starts an engine of these attacks on `worker.model`."""
-        from ..attacks.adaptive import ensemble_engine
+        from ..attacks.scheduler import Scheduler
 
         return partial(
-            ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=attacks, mode=self.keys.mode,
+            Scheduler, worker.model, x, threat=worker.spec.threat, attacks=attacks, mode=self.keys.mode,
             seed=worker.spec.seed, budget=budget_of(self.keys, worker.spec.threat.norm), shape=worker.shape(x),
             copies=worker.copies, eot=self.keys.eot,
         )  # fmt: skip

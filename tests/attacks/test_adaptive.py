@@ -4,10 +4,10 @@ import pytest
 import torch
 from pyautoattack import AutoAttack
 
-from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.minimum_margin import margin_plan
+from mixednuts_dist.attacks.plans import ensemble_plan, margin_plan
 from mixednuts_dist.attacks.stepper import ImageSummary
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError

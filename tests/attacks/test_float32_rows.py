@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS, BatchShape
-from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
@@ -47,7 +46,8 @@ def attacked_in_two_precisions(shape: BatchShape) -> tuple[AttackResult, Countin
     with torch.no_grad():
         y = network(x).argmax(dim=1)
     attacks = ("apgd-ce", "apgd-t")
-    engine = Scheduler(attacked, ensemble_plan, attacks, ThreatModel("Linf", 0.012), AttackBudget(10, 3), 0, shape)
+    threat, budget = ThreatModel("Linf", 0.012), AttackBudget(10, 3)
+    engine = Scheduler(attacked, x, threat=threat, attacks=attacks, budget=budget, shape=shape)
     found = engine.run_one(Group(x, y, range(40)))
     assert 0 < int(found.broken.sum()) < 40
     return found, low, exact

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks import attack as attack_module
-from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.entry import checked_labels
+from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel

@@ -6,6 +6,7 @@ Nothing is lost when memory runs out, only verified points count, and an image's
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +14,15 @@ from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
 from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
-from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
 from mixednuts_dist.attacks.attack import Setting
-from mixednuts_dist.attacks.batch import Batch
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
-from mixednuts_dist.attacks.image_record import ImageRecord
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
-from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.attacks.verification import Verified
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
@@ -38,16 +36,26 @@ from tests.helpers.stepping import start_keys
 LINF = ThreatModel("Linf", 0.015)
 
 
-def make_scheduler(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12, stop: bool = True) -> Scheduler:
-    """APGD-CE and two targets."""
-    attacks = ("apgd-ce", "apgd-t")
-    budget = AttackBudget(n_iter, 2)
-    shape = BatchShape(rows, fixed=True)
-    return Scheduler(attacked, ensemble_plan, attacks, LINF, budget, 0, shape, stop)
+def engine_of(
+    model: Any, x: Tensor, *, rows: int = 16, budget: AttackBudget | None = None, **options: Any
+) -> Scheduler:
+    """Return an engine of, by default, APGD-CE and two targets."""
+    options = {"threat": LINF, "attacks": ("apgd-ce", "apgd-t"), **options}
+    return Scheduler(model, x, budget=budget or AttackBudget(12, 2), shape=BatchShape(rows, fixed=True), **options)
 
 
-def found_by(model: AttackedModel, x: Tensor, y: Tensor, **options: int) -> AttackResult:
-    return make_scheduler(model, **options).run_one(Group(x, y, range(len(x))))
+def all_of(x: Tensor, y: Tensor) -> Group:
+    return Group(x, y, range(len(x)))
+
+
+def found_by(model: Any, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
+    return engine_of(model, x, **options).run_one(all_of(x, y))
+
+
+def of_one_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the images of the most frequent class, their labels, and the class as a one-hot row."""
+    label = y.mode().values
+    return x[y == label], y[y == label], nn.functional.one_hot(label, 10)
 
 
 def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
@@ -63,8 +71,7 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
             short.room = 6
         return short(x)
 
-    found = found_by(AttackedModel.of(shrinking), x, y)
-    expected = found_by(AttackedModel.of(model), x, y)
+    found, expected = found_by(shrinking, x, y), found_by(model, x, y)
     assert short.refused > 0
     assert torch.allclose(found.x_adv, expected.x_adv, atol=1e-5)
     assert abs(found.n_backward - expected.n_backward) <= 3
@@ -80,17 +87,27 @@ def test_out_of_memory_in_verification_shrinks_batches(victim) -> None:
             raise torch.OutOfMemoryError(f"no room for {len(x)} images")
         return model(x)
 
-    attacked = AttackedModel.of(model)
-    found = found_by(replace(attacked, model=short_later), x, y)
+    found = found_by(replace(AttackedModel.of(model), model=short_later), x, y)
     assert max(rows_verified) == 16
-    assert torch.equal(found.broken, found_by(attacked, x, y).broken)
+    assert torch.equal(found.broken, found_by(model, x, y).broken)
     assert 0 < int(found.broken.sum()) < len(x)
 
 
 def test_where_no_image_fits_the_error_gets_through(victim) -> None:
     model, x, y = victim(n=3)
     with pytest.raises(torch.OutOfMemoryError, match="no room for 1 images"):
-        found_by(AttackedModel.of(ShortOfMemory(model, 0)), x, y)
+        found_by(ShortOfMemory(model, 0), x, y)
+
+
+def test_graphs_of_a_shape_that_did_not_fit_are_given_up(victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs keep the memory of their shape: after it ended, it would not come back."""
+    given_up: list[bool] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: given_up.append(True))
+    model, x, y = victim(n=12)
+    short = AttackedModel.of(ShortOfMemory(model, 9)).fast
+    found = found_by(replace(AttackedModel.of(model), fast=replace(short, compiled=True)), x, y)
+    assert given_up
+    assert torch.equal(found.broken, found_by(model, x, y).broken)
 
 
 def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> AttackedModel:
@@ -104,24 +121,25 @@ def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> Attack
     return replace(AttackedModel.of(model), fast=GradientModel(run))
 
 
-def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
-    """A success that the verification does not confirm breaks no image and ends no run early."""
-    model, x, y = victim(n=16)
-    found = found_by(estimating(model, torch.neg), x, y)
+@pytest.mark.parametrize("seems_broken", [True, False])
+def test_only_verified_points_break_an_image(victim, seems_broken: bool) -> None:
+    """A success that is not verified ends no run; without any success, the best point of each run is verified."""
+    model, x, y = victim(n=60)
+    x, y, label = of_one_class(x, y)
+    found = found_by(estimating(model, torch.neg if seems_broken else lambda logits: logits + 8.0 * label), x, y)
     with torch.no_grad():
         assert torch.equal(found.broken, model(found.x_adv).argmax(dim=1) != y)
     n_robust = int(found.robust.sum())
-    assert n_robust > 0
-    assert found.n_backward >= n_robust * 3 * 13
+    assert 0 < n_robust < len(x)
+    assert found.n_backward >= n_robust * 3 * 13 + (0 if seems_broken else (len(x) - n_robust) * 13)
 
 
 def test_image_that_seems_broken_keeps_its_slot(victim) -> None:
     """It is verified again if its margin is twice as deep, and when its run is over, but not after every step."""
     model, x, y = victim(n=60)
-    label = y.mode().values
-    x, y = x[y == label], y[y == label]
-    alarm = torch.nn.functional.one_hot(label, 10) * 2.0
-    engine, looks = make_scheduler(estimating(model, lambda logits: logits - alarm), n_iter=40), 0
+    x, y, label = of_one_class(x, y)
+    alarmed = estimating(model, lambda logits: logits - 2.0 * label)
+    engine, looks = engine_of(alarmed, x, budget=AttackBudget(40, 2)), 0
     verify = engine.verifier.verify
 
     def counted(x: Tensor, y: Tensor) -> Verified:
@@ -130,41 +148,21 @@ def test_image_that_seems_broken_keeps_its_slot(victim) -> None:
         return verify(x, y)
 
     engine.verifier.verify = counted  # type: ignore[method-assign]
-    found = engine.run_one(Group(x, y, range(len(x))))
+    found = engine.run_one(all_of(x, y))
     assert not bool(found.broken.all())
     assert looks < 6 * 3 * len(x)
 
 
-def test_image_that_seems_robust_is_verified_after_each_run(victim) -> None:
-    model, x, y = victim(n=60)
-    label = y.mode().values
-    x, y = x[y == label], y[y == label]
-    calm = torch.nn.functional.one_hot(label, 10) * 8.0
-    found = found_by(estimating(model, lambda logits: logits + calm), x, y)
-    with torch.no_grad():
-        assert torch.equal(found.broken, model(found.x_adv).argmax(dim=1) != y)
-    assert bool(found.broken.any())
-    assert found.n_backward >= len(x) * 13, "every slot keeps its run until it is over"
-
-
 @pytest.mark.parametrize("every", [2, 3, 4])
-def test_reading_flags_rarely_changes_neither_result_nor_count(
-    victim, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_flags_rarely_changes_neither_result_nor_count(victim, every: int) -> None:
     """As on a GPU, where flags are read every fourth step."""
     model, x, y = victim(n=30)
-    make = Batch.__init__
-
-    def made(self: Batch, *given, **options) -> None:
-        make(self, *given, **options)
-        self._read_every = every
-
-    monkeypatch.setattr(Batch, "__init__", made)
     for doubted in (AttackedModel.of(model), estimating(model, lambda logits: logits.clamp(max=1))):
-        monkeypatch.setattr(Batch, "__init__", make)
-        prompt = found_by(doubted, x, y, rows=8)
-        monkeypatch.setattr(Batch, "__init__", made)
-        found = found_by(doubted, x, y, rows=8)
+        prompt, engine = found_by(doubted, x, y, rows=8), engine_of(doubted, x, rows=8)
+        engine.admit(all_of(x, y))
+        for batch in engine._batches:
+            batch._read_every = every
+        found = engine.run_one(all_of(x, y))
         assert torch.equal(found.broken, prompt.broken)
         assert torch.equal(found.x_adv, prompt.x_adv)
         assert (found.n_forward, found.n_backward) == (prompt.n_forward, prompt.n_backward)
@@ -175,16 +173,16 @@ def test_reading_flags_rarely_changes_neither_result_nor_count(
 def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: bool) -> None:
     """Bits and passes are equal for robust images and for images that one or several runs break."""
     model, x, y = victim(n=40)
-    budget, padding = AttackBudget(12, 9), {}
+    padding = {}
 
     def found(images: Tensor, *, side_by_side: bool) -> AttackResult:
         def plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
             runs = ensemble_plan(setting, attacks)
             return runs if side_by_side else [replace(run, group="") for run in runs]
 
-        engine = Scheduler(AttackedModel.of(model), plan, attacks, LINF, budget, 0, BatchShape(32, fixed=True), stop)
-        ids = images.tolist()
-        finished = engine.run_one(Group(x[images], y[images], ids))
+        options = {"attacks": attacks, "budget": AttackBudget(12, 9), "planner": plan, "stop_when_broken": stop}
+        engine = engine_of(model, x, rows=32, **options)
+        finished = engine.run_one(Group(x[images], y[images], images.tolist()))
         padding[side_by_side] = engine.n_rows - finished.n_forward
         return finished
 
@@ -203,10 +201,21 @@ def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: b
         assert padding[True] <= padding[False] if full else padding[True] < padding[False]
 
 
-def chosen_by(engine: Scheduler, image: ImageSummary) -> int:
-    """The sample id of the image, by its clean margin, which differs from all others."""
-    ((_, records),) = engine._present
-    return next(each.sample_id for each in records if -math.expm1(each.clean_log1m_margin) == image.clean_margin)
+def ended(model: nn.Module, x: Tensor, y: Tensor, plan: Callable[[Callable[[ImageSummary], int], Setting], list[Run]]):
+    """Run a plan to its end and return (result, images); `plan` gets a function from an image to its sample id."""
+
+    def sample_id(image: ImageSummary) -> int:
+        """By its clean margin, which differs from all others."""
+        ((_, records),) = engine._inside.values()
+        return next(each.sample_id for each in records if -math.expm1(each.clean_log1m_margin) == image.clean_margin)
+
+    engine = engine_of(
+        model, x, attacks=(), rows=8, budget=AttackBudget(5, 3), stop_when_broken=False,
+        planner=lambda setting, _: plan(sample_id, setting),
+    )  # fmt: skip
+    engine.admit(all_of(x, y))
+    ((_, images),) = engine._inside.values()
+    return engine.run_one(all_of(x, y)), images
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -215,47 +224,30 @@ def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> N
     model, x, y = victim(n=12)
     taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # target -> sample ids
 
-    def plan(setting: Setting, _: Sequence[str]) -> list[Run]:
+    def plan(sample_id: Callable[[ImageSummary], int], setting: Setting) -> list[Run]:
         def by(target: int) -> Callable[[ImageSummary], bool]:
-            return lambda image: chosen_by(engine, image) in taken[target]
+            return lambda image: sample_id(image) in taken[target]
 
         chosen = [replace(run, wanted=by(run.target), group="a" * side_by_side) for run in ApgdT(setting).runs()]
         return [*chosen, *ApgdCe(setting).runs()]
 
-    engine = Scheduler(AttackedModel.of(model), plan, (), LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
-    images = records_of(engine)
-    finished = engine.run_one(Group(x, y, range(12)))
+    finished, images = ended(model, x, y, plan)
     assert bool(finished.decided.all())
-    expected = [[*(6 * (row in taken[target]) for target in (1, 2, 3)), 6] for row in range(12)]
-    assert [[image.n_passes.get(place, 0) for place in range(4)] for image in images] == expected
-    assert finished.n_backward == sum(map(sum, expected))
-    assert [sorted(image.reached) for image in images] == [[i for i, n in enumerate(row) if n] for row in expected]
-    reached = [max(image.clean_log1m_margin, *image.reached.values()) for image in images]
+    expected = [{**{target - 1: 6 for target in (1, 2, 3) if row in taken[target]}, 3: 6} for row in range(12)]
+    assert [{job.place: job.n_passes for job in image.jobs} for image in images] == expected
+    assert finished.n_backward == sum(sum(row.values()) for row in expected)
+    reached = [max(image.clean_log1m_margin, *(job.reached for job in image.jobs)) for image in images]
     assert reached == finished.log_one_minus_margin.tolist()
-
-
-def records_of(engine: Scheduler) -> list[ImageRecord]:
-    """The images that the scheduler will admit, filled as it does."""
-    admitted: list[ImageRecord] = []
-    advance = engine._advance
-
-    def noting(image: ImageRecord) -> None:
-        if image not in admitted:
-            admitted.append(image)
-        advance(image)
-
-    engine._advance = noting  # type: ignore[method-assign]
-    return admitted
 
 
 def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
     model, x, y = victim(n=12)
     told: dict[tuple[int, int], float] = {}
 
-    def plan(setting: Setting, _: Sequence[str]) -> list[Run]:
+    def plan(sample_id: Callable[[ImageSummary], int], setting: Setting) -> list[Run]:
         def by(target: int) -> Callable[[ImageSummary], bool]:
             def wanted(image: ImageSummary) -> bool:
-                told[chosen_by(engine, image), target] = image.repeated_margin
+                told[sample_id(image), target] = image.repeated_margin
                 return image.repeated_margin == image.margin
 
             return wanted
@@ -263,14 +255,11 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
         low = ApgdT(setting).runs()
         return [*low, *(replace(run, float32=True, wanted=by(run.target), group="") for run in low)]
 
-    engine = Scheduler(AttackedModel.of(model), plan, (), LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
-    images = records_of(engine)
-    engine.run_one(Group(x, y, range(12)))
-    for image in images:
-        for target in (1, 2, 3):
-            assert told[image.sample_id, target] == -math.expm1(image.reached[target - 1])
-        best = max(range(3), key=lambda place: image.reached[place])
-        assert image.n_passes.get(3 + best, 0) > 0 or image.log1m_margin > image.reached[best]
+    for image in ended(model, x, y, plan)[1]:
+        reached = {job.place: job.reached for job in image.jobs}
+        assert [told[image.sample_id, target] for target in (1, 2, 3)] == [-math.expm1(reached[i]) for i in range(3)]
+        best = max(range(3), key=reached.__getitem__)
+        assert 3 + best in reached or image.log1m_margin > reached[best]
 
 
 def test_first_target_that_breaks_an_image_counts(victim) -> None:
@@ -308,12 +297,9 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
     noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
     fooling = noise[model(noise).argmax(dim=1) != y][:4]
     for breaks_last in (1, 2):
-        engine = Scheduler(
-            AttackedModel.of(model),
-            lambda *_: [Run("steps", f"steps/{i}", Steps(LINF), i, group="steps") for i in range(1, 5)],
-            ("steps",), LINF, AttackBudget(n_iter, 4), 0, BatchShape(8, fixed=True),
-        )  # fmt: skip
-        finished = engine.run_one(Group(x, y, [0]))
+        runs = [Run("steps", f"steps/{i}", Steps(LINF), i, group="steps") for i in range(1, 5)]
+        options = {"attacks": ("steps",), "planner": lambda *_, runs=runs: runs, "budget": AttackBudget(n_iter, 4)}
+        finished = found_by(model, x, y, rows=8, **options)
         assert torch.equal(finished.x_adv, fooling[breaks_last - 1 : breaks_last])
         # A pass for the clean image and one for the result; per run its steps and one verification.
         assert finished.n_forward == 2 + breaks_last * (n_iter + 1)
@@ -321,7 +307,7 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
 
 def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
     model, x, y = victim(n=80)
-    whole = found_by(AttackedModel.of(model), x, y)
+    whole = found_by(model, x, y)
     firsts, made = list(range(0, 80, 8)), []
 
     def group(first: int) -> Group:
@@ -330,37 +316,37 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
 
     padding = {}
     for n_prefetched in (0, 2):
-        stream, n_backward = Stream(make_scheduler(AttackedModel.of(model)), group), 0
+        engine, n_backward = engine_of(model, x), 0
         for i, first in enumerate(firsts):
-            found = stream.finish(first, firsts[i + 1 : i + 1 + n_prefetched])
+            found = engine.finish(first, group, firsts[i + 1 : i + 1 + n_prefetched])
             n_backward += found.n_backward
             assert torch.equal(found.x_adv, whole.x_adv[first : first + 8])
             assert torch.equal(found.log_one_minus_margin, whole.log_one_minus_margin[first : first + 8])
             assert bool(found.decided.all())
-        assert stream.n_forward_begun == 0
-        padding[n_prefetched] = stream.engine.n_rows - n_backward
+        assert engine.n_forward_begun == 0
+        padding[n_prefetched] = engine.n_rows - n_backward
         assert n_backward == whole.n_backward
     assert made == firsts * 2
     assert padding[2] < padding[0] / 2
 
 
-def test_stream_recreates_failed_groups_and_drops_unwanted_ones(victim) -> None:
+def test_failed_groups_load_again_and_unwanted_ones_are_dropped(victim) -> None:
     model, x, y = victim(n=12)
-    whole, broken = found_by(AttackedModel.of(model), x, y), True
+    whole, broken = found_by(model, x, y), True
 
     def group(first: int) -> Group:
         if first == 4 and broken:
             raise OSError("not there yet")
         return Group(x[first : first + 4], y[first : first + 4], range(first, first + 4))
 
-    stream = Stream(make_scheduler(AttackedModel.of(model)), group)
-    assert torch.equal(stream.finish(0, [4, 8]).x_adv, whole.x_adv[:4])
+    engine = engine_of(model, x)
+    assert torch.equal(engine.finish(0, group, [4, 8]).x_adv, whole.x_adv[:4])
     with pytest.raises(OSError, match="not there yet"):
-        Stream(make_scheduler(AttackedModel.of(model)), group).finish(4)
+        engine_of(model, x).finish(4, group)
     broken = False
-    assert torch.equal(stream.finish(4).x_adv, whole.x_adv[4:8])  # 8 went to another worker
-    assert torch.equal(stream.finish(8).x_adv, whole.x_adv[8:])
-    assert stream.n_forward_begun == 0
+    assert torch.equal(engine.finish(4, group).x_adv, whole.x_adv[4:8])  # 8 went to another worker
+    assert torch.equal(engine.finish(8, group).x_adv, whole.x_adv[8:])
+    assert engine.n_forward_begun == 0
 
 
 def test_a_keyboard_interrupt_returns_what_is_verified_by_then(victim) -> None:
@@ -452,30 +438,14 @@ class SecondNeverWins(nn.Module):
 
 def test_known_point_orders_the_targets() -> None:
     x, y = torch.full((5, 1, 4, 4), 0.5), torch.zeros(5, dtype=torch.long)
-
-    def found_by(known: Tensor | None) -> AttackResult:
-        model, threat, shape = AttackedModel.of(SecondNeverWins()), ThreatModel("Linf", 0.1), BatchShape(8, fixed=True)
-        engine = Scheduler(model, ensemble_plan, ["apgd-t"], threat, AttackBudget(15), 0, shape)
-        return engine.run_one(Group(x, y, range(5), known))
-
-    blind, aimed = found_by(None), found_by(x + 0.08)
+    options = {"threat": ThreatModel("Linf", 0.1), "attacks": ["apgd-t"], "budget": AttackBudget(15)}
+    blind, aimed = (
+        engine_of(SecondNeverWins(), x, rows=8, **options).run_one(Group(x, y, range(5), known))
+        for known in (None, x + 0.08)
+    )
     assert blind.broken.all()
     assert aimed.broken.all()
     assert blind.n_backward - aimed.n_backward == 5 * 16, "the run towards the runner-up"
-
-
-def test_graphs_of_a_shape_that_did_not_fit_are_given_up(victim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA graphs keep the memory of their shape: after it ended, it would not come back."""
-    given_up: list[bool] = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: given_up.append(True))
-    model, x, y = victim(n=12)
-    short = replace(AttackedModel.of(model), fast=AttackedModel.of(ShortOfMemory(model, 9)).fast)
-    found = found_by(replace(short, fast=replace(short.fast, compiled=True)), x, y, n_iter=3)
-    assert given_up
-    assert torch.equal(found.broken, found_by(AttackedModel.of(model), x, y, n_iter=3).broken)
-    given_up.clear()
-    found_by(short, x, y, n_iter=3)
-    assert not given_up
 
 
 def independent_of_the_batch(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import STATE_IMAGES, BatchShape
 from mixednuts_dist.acceleration.precision import FastCopies
-from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.batch import READ_EVERY
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
-from mixednuts_dist.attacks.scheduler import Group
+from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.config.register import ATTACKS
 from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, results_are_those_of_float32
 from tests.helpers.simulated_card import SimulatedCard
@@ -170,15 +170,15 @@ def test_state_images_counts_the_state_of_all_batches(card) -> None:
     mixed, x, y = subject("mixture", 16)
     mixed, x, y = mixed.to("cuda"), x.to("cuda"), y.to("cuda")
     shape = BatchShape(16, fixed=True)
-    engine = ensemble_engine(
+    engine = Scheduler(
         mixed, x, threat=LINF, attacks=STANDARD_ATTACKS, budget=TINY, shape=shape, copies=FastCopies("bf16")
     )  # fmt: skip
     engine.admit(Group(x, y, range(16)))
-    for batch in engine._batches.values():
-        batch._resize([], shape.rows)
+    for batch in engine._batches:
+        batch._resize(shape.rows)
     arrays = [
         array
-        for batch in engine._batches.values()
+        for batch in engine._batches
         for part in (batch._state, batch._points)
         for array in vars(part).values()
         if isinstance(array, Tensor)

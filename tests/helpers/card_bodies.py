@@ -7,9 +7,9 @@ import torch
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.acceleration.precision import FastCopies
-from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.scheduler import Group
+from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from tests.helpers.small_nets import LINF, QUICK, SHAPE, ShortOfMemory, images, mixture
 
 AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
@@ -36,12 +36,12 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
     mixed, x = mixture().to("cuda"), images(16, SHAPE).to("cuda")
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
-    engine = ensemble_engine(
+    engine = Scheduler(
         mixed, x, threat=LINF, attacks=(attack,), budget=QUICK, shape=BatchShape(16, fixed=True),
         copies=FastCopies("fp32"),
     )  # fmt: skip
     engine.admit(Group(x, y, range(16)))
-    batch = next(each for each in engine._batches.values() if each.n_ready)
+    batch = next(each for each in engine._batches if each.n_ready)
     batch.step()  # fills the slots
     with refused():
         batch.step()  # no flag is read before the fourth step
