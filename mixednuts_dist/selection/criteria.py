@@ -140,7 +140,6 @@ class Criterion(ABC):
     # True: `score` takes the best threshold among those that keep at least a share beta. False: it takes the one that
     # keeps just beta. Refinement rounds need True.
     inequality: ClassVar[bool] = False
-    compared_with: ClassVar[str | None] = None  # a note compares this criterion's choice with that of another
 
     attacked: Attacked  # the constraint's images
     clean: Images  # the objective's images
@@ -295,7 +294,6 @@ class ExactCriterion(Criterion):
     maximized: ClassVar[bool] = True
     meaning: ClassVar[str] = "clean accuracy of the mixed classifier"
     inequality: ClassVar[bool] = True
-    compared_with: ClassVar[str | None] = "paper"
 
     @classmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:

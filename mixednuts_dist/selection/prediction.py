@@ -56,18 +56,6 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
     )
 
 
-def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> str | None:
-    """Return a warning if the choice `paper` is less accurate on these images than the choice `exact`."""
-    n_paper, n_exact = (int(_clean_correct(choice, cached).sum()) for choice in (paper, exact))
-    if n_paper >= n_exact:
-        return None
-    return (
-        f"beta {exact.beta}: the paper's criterion would choose s = {paper.scale:.4g}, p = {paper.power:.4g}, "
-        f"c = {paper.bias:.4g}, with which the mixture gets {n_paper} of {len(cached.labels_B)} clean images "
-        f"right; the exact criterion's choice gets {n_exact}."
-    )
-
-
 def _clean_correct(choice: Choice, cached: CachedLogits) -> Tensor:
     return mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, choice.mixture())
 

@@ -17,16 +17,18 @@ from torch import Tensor
 from ..attacks.budget import AttackBudget
 from ..config.attack_config import EvaluateConfig
 from ..config.run_config import RunConfig, digest
+from ..distributed.executor import Executor
 from ..mixing.mixture import mixed_classes
 from ..selection.choice import Choice
 from ..selection.inputs import AttackedPoints
 from ..selection.prediction import hardest_log_gaps
+from ..selection.selection import Selection
 from ..storage.records import SearchResult, SearchRound
-from .choosing import Choosing, wanted_images
+from .choosing import choose, search_rows, wanted_images
 from .partitioned import run_partitions
 from .progress import RunProgress
 from .round_task import RoundTask
-from .runs import finished_partitions, search_sample, searched_images
+from .runs import Run, finished_partitions, search_sample, searched_images
 from .search_result import evaluate_content_hash
 from .stage import budget_of
 from .warm_start import StoredExamples, examples_of_round, round_folder
@@ -40,16 +42,18 @@ ROUND_ITERATIONS = 50  # maximum number of iterations of an attack
 
 
 class Rounds:
-    """The refinement rounds of one search, and the adversarial examples that are known after them."""
+    """The refinement rounds of one search, with all adversarial examples that are known after them."""
 
-    def __init__(self, choosing: Choosing, progress: RunProgress) -> None:
-        self._choose, self._opened = choosing, choosing.opened
-        self._executor, self._progress = choosing.executor, progress
+    selection: Selection  # set by each search
+
+    def __init__(self, opened: Run, executor: Executor, progress: RunProgress) -> None:
+        self._opened, self._executor, self._progress, rows = opened, executor, progress, search_rows(opened)
         attack = "attack", self._opened.attack_content_hash
         rob_broken_N, std_attacked_NK = self._read(*attack, ["rob_broken", "std_at_rob_attacked"])
         self._robust_N, self._std_attacked_N = ~rob_broken_N, std_attacked_NK.argmax(dim=1)
         none = torch.arange(0)
-        self._points = AttackedPoints(choosing.rows.rob_attacked_BK[:0], none, none)
+        self._points = AttackedPoints(rows.rob_attacked_BK[:0], none, none)
+        self._rows = replace(rows, points=self._points)
         self._broken: dict[Mixed, Tensor] = {}  # verified in float32, for each attacked choice
         self._done: list[SearchRound] = []
 
@@ -103,7 +107,8 @@ class Rounds:
         return None if _mixed(learnt.deployed()) == _mixed(result.deployed()) else self._attacked(learnt)
 
     def _search(self) -> SearchResult:
-        return self._choose(replace(self._choose.rows, points=self._points))
+        result, self.selection = choose(self._opened, self._rows, self._executor)
+        return result
 
     def _search_again(self, result: SearchResult) -> SearchResult:
         """Search over all known examples; choices that were attacked and keep enough images remain chosen."""
@@ -193,8 +198,7 @@ class Rounds:
 
         Images far above the margin threshold hardly ever break. Only the evaluation attacks them.
         """
-        rows = replace(self._choose.rows, points=self._points)
-        gaps_N = hardest_log_gaps(rows, entry.transform(), any_std=True)
+        gaps_N = hardest_log_gaps(self._rows, entry.transform(), any_std=True)
         kept_N = gaps_N[self._robust_N & (gaps_N <= entry.log_one_minus_cutoff)]
         if not len(kept_N):
             return -math.inf
@@ -211,6 +215,7 @@ class Rounds:
             tried.append(len(image_P))
             found = AttackedPoints(rob_NK[image_P], image_P, std_NK[image_P].argmax(dim=1))
             self._points = self._points.joined(found)
+            self._rows = replace(self._rows, points=self._points)
             self._broken[_mixed(entry)] = broken_N | self._broken.get(_mixed(entry), torch.zeros_like(broken_N))
         self._done.append(done)
         return tuple(tried)
@@ -222,7 +227,7 @@ class Rounds:
 
     def _kept(self, entry: Choice) -> int:
         """Count the images on which `rob` and the attacked choice remain robust at every known example."""
-        rows, points, mixture = self._choose.rows, self._points, entry.mixture()
+        rows, points, mixture = self._rows, self._points, entry.mixture()
         kept_N = self._robust_N & ~self._broken[_mixed(entry)]
         kept_N &= mixed_classes(rows.rob_clean_BK, rows.std_pred_B, mixture) == rows.labels_B
         kept_N &= mixed_classes(rows.rob_attacked_BK, self._std_attacked_N, mixture) == rows.labels_B

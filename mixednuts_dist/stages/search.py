@@ -1,19 +1,22 @@
 """The search stage runs Algorithm 1 over the stored logits, for all betas at once."""
 
+import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from ..config.run_config import RunConfig
+from ..config.run_config import RunConfig, digest
 from ..distributed.executor import Executor, executing
-from ..errors import ContentHashMismatch, DamagedFile
+from ..errors import DamagedFile
 from ..selection.grid import kept_images
+from ..selection.selection import Selection
 from ..storage.damage import set_aside_if_damaged
-from ..storage.records import SearchResult
-from .choosing import CANDIDATES, Choosing, attacks_its_choice
+from ..storage.records import SearchResult, candidates_table
+from .choosing import attacks_its_choice, choose, search_rows
 from .driver_notes import stage_clock
 from .progress import RunProgress
 from .rounds import Rounds
@@ -22,6 +25,7 @@ from .search_result import SELECTED, evaluate_content_hash, read_search_result, 
 
 logger = logging.getLogger(__name__)
 
+CANDIDATES = "search/candidates.parquet"
 MOST_EVALUATIONS = 2  # the number of evaluations whose examples may start another round
 
 
@@ -60,35 +64,38 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
 
     Raises:
         MissingArtifact: if the search has not run.
-        DamagedFile, ContentHashMismatch: as in `read_search_result`.
+        DamagedFile: if the file is not as written.
     """
-    address = opened.store.address(CANDIDATES)
     with opened.store.open(CANDIDATES) as file:
         try:
-            table = pq.read_table(file, filters=[("beta", "==", beta)], page_checksum_verification=True)
-            content_hash = table.schema.metadata[b"content_hash"].decode()
-        except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-            raise DamagedFile(
-                f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again", address
-            ) from error
-    if content_hash != search_content_hash(opened):
-        raise ContentHashMismatch(
-            f"{address} has the content hash {content_hash}, this run has {search_content_hash(opened)}; "
-            f"delete it and {SELECTED}, and search again"
-        )
-    rows: list[dict[str, Any]] = table.to_pylist()
+            rows: list[dict[str, Any]] = pq.read_table(
+                file, filters=[("beta", "==", beta)], page_checksum_verification=True
+            ).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            address = opened.store.address(CANDIDATES)
+            message = f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again"
+            raise DamagedFile(message, address) from error
     return rows
 
 
 def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
     with executing(executor, opened.config.compute) as used:
-        choosing = Choosing(opened, used)
         if attacks_its_choice(opened.config.search):
-            result = Rounds(choosing, progress).run()
+            rounds = Rounds(opened, used, progress)
+            result, selection = rounds.run(), rounds.selection
         else:
-            result = choosing(choosing.rows)
-    choosing.store(result, opened.store.create)
+            result, selection = choose(opened, search_rows(opened), used)
+    _store(opened, result, selection, opened.store.create)
     return read_search_result(opened)  # two drivers both deploy the result that was stored first
+
+
+def _store(opened: Run, result: SearchResult, selection: Selection, write: Callable[[str, bytes], object]) -> None:
+    """Write `search/candidates.parquet`, then `search/selected.json`."""
+    opened.store.write_all("search", {"candidates.parquet": candidates_table(selection)})
+    content_hash = search_content_hash(opened)
+    content = {"run_id": opened.config.run_id(), "content_hash": content_hash, "result": result.to_json()}
+    content["digest"] = digest(content)
+    write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
 
 
 def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool:
@@ -106,11 +113,11 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
         return False
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
-        choosing = Choosing(opened, used)
-        learnt = Rounds(choosing, progress).learn(result)
+        rounds = Rounds(opened, used, progress)
+        learnt = rounds.learn(result)
     if learnt is None:
         return False
-    choosing.store(learnt, opened.store.write)
+    _store(opened, learnt, rounds.selection, opened.store.write)
     progress.stage_finished("search", _headline(learnt))
     return True
 

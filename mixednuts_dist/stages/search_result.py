@@ -25,20 +25,13 @@ def evaluate_content_hash(opened: Run, search: SearchResult | None) -> str:
     if search is None:
         keys = ("version", "data", "rob", "threat", "seed", "partition_size", "precision", "evaluate")
         return digest({**{key: values[key] for key in keys}, "checksums": opened.inputs.checksums})
-    cut = {} if opened.searched is opened or not values["evaluate"]["warm_start"] else {"first": _n_warm(opened)}
     return digest({
         "attack": opened.attack_content_hash,
         "deployed": deployed_settings(search),
         "evaluate": values["evaluate"],
         "rounds": [done.content_hash for done in search.rounds],
-        **cut,
+        "warm_start_on": opened.config.search.first if values["evaluate"]["warm_start"] else 0,
     })  # fmt: skip
-
-
-def _n_warm(opened: Run) -> int:
-    """Return the number of images in the partitions that the attack stage computes."""
-    size = opened.partition_size
-    return -(-(opened.config.search.first or 0) // size) * size
 
 
 def deployed_settings(search: SearchResult) -> dict[str, object]:

@@ -190,10 +190,10 @@ class PartitionSummary:
         return (self.start, self.stop) == (partition.start, partition.stop)
 
 
-def candidates_table(selection: Selection, content_hash: str) -> bytes:
+def candidates_table(selection: Selection) -> bytes:
     """Return the Parquet file of all candidates. It has row groups per beta, so that readers of one skip the others."""
     sink = io.BytesIO()
-    tables = [table.replace_schema_metadata({"content_hash": content_hash}) for table in _tables(selection)]
+    tables = [*_tables(selection)]
     with pq.ParquetWriter(sink, tables[0].schema, compression="zstd", write_page_checksum=True) as writer:
         for table in tables:
             writer.write_table(table)

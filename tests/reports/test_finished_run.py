@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search import read_candidates
+from mixednuts_dist.stages.search_result import read_search_result
 from tests.helpers.plain import signed_margin, softmax, transformed
 from tests.helpers.runs import rows_of, tiny_content
 
@@ -184,11 +186,11 @@ def test_maps_hold_every_candidate(stored: Stored) -> None:
     assert len(cells) == len(expected)
 
 
-def test_candidates_of_another_search_are_refused(stored: Stored) -> None:
+def test_result_of_another_search_is_rejected(stored: Stored) -> None:
     other = stored.config.model_copy(update={"search": stored.config.search.model_copy(update={"betas": (0.9,)})})
     opened = reopen_run(stored.config)
-    with pytest.raises(ContentHashMismatch, match=r"candidates\.parquet has the content hash"):
-        read_candidates(type(opened)(other, opened.store, opened.rows, opened.inputs), 0.9)
+    with pytest.raises(ContentHashMismatch, match=r"selected\.json has the content hash"):
+        read_search_result(replace(opened, config=other))
 
 
 def test_the_report_publishes_no_password(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture, mixed_classes, mixed_clean_correct, robust_lower_bound
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.inputs import CachedLogits
-from mixednuts_dist.selection.prediction import compare_candidates, with_predictions
-from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
+from mixednuts_dist.selection.prediction import with_predictions
+from mixednuts_dist.selection.selection import Selection, select_parameters_exact
 
 GRID = {"scales": (0.1, 0.6, 2.0), "powers": (1, 2.5), "biases": (-1.2, -0.3, 0.4), "betas": (1, 0.97, 0.9, 0.5)}
 
@@ -106,24 +106,6 @@ def test_a_choice_is_given_its_predictions_with_intervals() -> None:
             assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(share * (1 - share) / 200), abs=0.012)
     again = [with_predictions(choice, inputs) for choice in chosen]
     assert [p.to_json() for p in again] == [p.to_json() for p in curve]
-
-
-def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
-    inputs = cached()
-    right = inputs.rob_attacked_BK.argmax(1) == inputs.labels_B
-    wrong = inputs.rob_clean_BK.argmax(1) != inputs.labels_B
-    paper = select_parameters(inputs.rob_attacked_BK[right], inputs.rob_clean_BK[wrong], **GRID)
-    exact = exact_selection(inputs)
-    counts = {
-        beta: [with_predictions(found.for_beta(beta), inputs).clean_correct for found in (paper, exact)]
-        for beta in exact.betas
-    }
-    found = [compare_candidates(paper.for_beta(beta), exact.for_beta(beta), inputs) for beta in exact.betas]
-    notes = [note for note in found if note]
-    worse = [beta for beta, (theirs, ours) in counts.items() if theirs < ours]
-    assert worse
-    assert len(notes) == len(worse)
-    assert f"the mixture gets {counts[worse[0]][0]} of 200 clean images right" in notes[0]
 
 
 def test_bad_inputs_are_errors() -> None:
