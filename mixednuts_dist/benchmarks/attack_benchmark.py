@@ -20,7 +20,7 @@ from ..attacks.published import pyautoattack_images
 from ..attacks.result import AttackResult
 from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
-from .attack_subjects import Subject, subject
+from .attack_subjects import subject
 
 PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)
 _WARM_UP = AttackBudget(2, 1, 1, border_restarts=0, joint_starts=0)
@@ -38,45 +38,55 @@ def run(
     attacked = subject(model or ("wrn-70-16" if device.type == "cuda" else "resnet-18"), data, n_images, device, eps)
     where = torch.cuda.get_device_name() if attacked.x.is_cuda else f"CPU, {torch.get_num_threads()} threads"
     say(f"{attacked.description}; {where}; standard AutoAttack")
-    copies = FastCopies("auto")
-    _theirs(attacked, _WARM_UP)
-    _ours(attacked, copies, _WARM_UP)  # network copies are made and tried before the clock runs
-    their_seconds, theirs = _timed(partial(_theirs, attacked, PUBLISHED_BUDGET))
-    seconds, ours = _timed(partial(_ours, attacked, copies, PUBLISHED_BUDGET))
-    robust = ours.robust.to(theirs.device)
+    threat, rows = ThreatModel("Linf", attacked.eps), len(attacked.x)
+
+    def theirs(budget: AttackBudget) -> Tensor:
+        """Return the images on which pyautoattack leaves the classifier robust in full float32, (B,) bool."""
+        x_adv, _, _ = pyautoattack_images(
+            differentiable(attacked.network), attacked.x, attacked.y, threat=threat, budget=budget, seed=0,
+            batch_size=rows, attacks=STANDARD_ATTACKS,
+        )  # fmt: skip
+        with tf32_allowed(False), torch.no_grad():
+            return torch.as_tensor(attacked.network(x_adv).argmax(dim=1) == attacked.y)
+
+    ours = partial(
+        attacked_here, attacked.network, attacked.x, attacked.y, threat=threat, precision=FastCopies("auto"),
+        batch_size=rows if attacked.x.is_cuda else None,  # pyautoattack receives all images at once
+    )  # fmt: skip
+    theirs(_WARM_UP)
+    ours(budget=_WARM_UP)  # network copies are made and tried before the clock runs
+    their_seconds, robust_theirs = _timed(lambda: theirs(PUBLISHED_BUDGET))
+    seconds, found = _timed(lambda: ours(budget=PUBLISHED_BUDGET))
+    robust, n_theirs = found.robust.to(robust_theirs.device), int(robust_theirs.sum())
     here = {
         "seconds": seconds,
         "speedup": their_seconds / seconds,
         "robust": int(robust.sum()),
-        "broken_by_pyautoattack_only": (robust & ~theirs).nonzero().squeeze(1).tolist(),
-        "broken_here_only": (theirs & ~robust).nonzero().squeeze(1).tolist(),
-        "survived": {attack: int(survived.sum()) for attack, survived in ours.survived.items()},
-        "n_forward": ours.n_forward,
-        "n_backward": ours.n_backward,
+        "broken_by_pyautoattack_only": (robust & ~robust_theirs).nonzero().squeeze(1).tolist(),
+        "broken_here_only": (robust_theirs & ~robust).nonzero().squeeze(1).tolist(),
+        "survived": {attack: int(survived.sum()) for attack, survived in found.survived.items()},
+        "n_forward": found.n_forward,
+        "n_backward": found.n_backward,
     }
-    say(f"{here['speedup']:.2f}x as fast as pyautoattack; robust: {here['robust']}, pyautoattack {int(theirs.sum())}")
+    say(f"{here['speedup']:.2f}x as fast as pyautoattack; robust: {here['robust']}, pyautoattack {n_theirs}")
     return {
         "subject": attacked.description,
         "device": where,
         "here": here,
-        "pyautoattack": {"seconds": their_seconds, "robust": int(theirs.sum())},
+        "pyautoattack": {"seconds": their_seconds, "robust": n_theirs},
     }
 
 
 def _timed(attack: Callable[[], Any]) -> tuple[float, Any]:
-    _wait()
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    wait()
     started = time.perf_counter()
     found = attack()
-    _wait()
+    wait()
     return time.perf_counter() - started, found
-
-
-def _ours(attacked: Subject, copies: FastCopies, budget: AttackBudget) -> AttackResult:
-    rows = len(attacked.x) if attacked.x.is_cuda else None  # pyautoattack receives all images at once
-    return attacked_here(
-        attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
-        batch_size=rows, precision=copies,
-    )  # fmt: skip
 
 
 def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
@@ -90,23 +100,6 @@ def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Att
 def differentiable(model: nn.Module) -> nn.Module:
     """Return the classifier for pyautoattack; a `MixedClassifier` has its surrogate's gradient."""
     return model.as_bypass() if isinstance(model, MixedClassifier) else model
-
-
-def _theirs(attacked: Subject, budget: AttackBudget) -> Tensor:
-    """Return the images on which pyautoattack leaves the classifier robust in full float32, (B,) bool."""
-    x, y, network = attacked.x, attacked.y, attacked.network
-    x_adv, _, _ = pyautoattack_images(
-        differentiable(network), x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0,
-        batch_size=len(x), attacks=STANDARD_ATTACKS,
-    )  # fmt: skip
-    with tf32_allowed(False), torch.no_grad():
-        robust: Tensor = network(x_adv).argmax(dim=1) == y
-        return robust
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def say(line: str) -> None:

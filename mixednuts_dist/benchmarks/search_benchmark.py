@@ -6,10 +6,11 @@ every candidate costs the same.
 Shapes: B images, K classes.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from ..mixing.transforms import layer_norm_logits
 from ..selection.choice import published_grid
-from ..selection.grid import Grid, kept_images
-from ..selection.selection import Selection, select_parameters
+from ..selection.grid import kept_images
+from ..selection.selection import select_parameters
 from .attack_benchmark import say
 
 N_ATTACKED, N_WRONG = 575, 210
@@ -30,32 +31,6 @@ _TOLD_APART = (1e-9, 1 - 1e-9)  # the plain loop rounds margin thresholds outsid
 _REPEATS, _SECONDS = 3, 1.0  # minimum repetitions and duration; the fastest counts
 
 
-@dataclass(frozen=True)
-class Case:
-    """Logits of one size and the paper's grid for it."""
-
-    attacked_BK: Tensor
-    wrong_BK: Tensor
-    grid: Grid
-
-    @classmethod
-    def of(cls, n_classes: int, dataset: str) -> "Case":
-        """Return synthetic logits: noise with one class lifted, more so in the attacked-and-correct ones."""
-        generator = torch.Generator().manual_seed(n_classes)
-        logits_BK = torch.randn(N_ATTACKED + N_WRONG, n_classes, generator=generator)
-        lift_B = torch.rand(len(logits_BK), generator=generator) * 3 + math.sqrt(math.log(n_classes))
-        lift_B[N_ATTACKED:] -= 1
-        logits_BK[:, 0] += lift_B
-        return cls(logits_BK[:N_ATTACKED], logits_BK[N_ATTACKED:], published_grid(dataset))
-
-    def search(self) -> Selection:
-        """Search the whole grid for all betas."""
-        grid = self.grid
-        return select_parameters(
-            self.attacked_BK, self.wrong_BK, scales=grid.scales, powers=grid.powers, biases=grid.biases, betas=BETAS
-        )
-
-
 def run() -> dict[str, Any]:
     """Print one line per number of classes on stderr and return the numbers."""
     say(
@@ -63,7 +38,7 @@ def run() -> dict[str, Any]:
     )
     results = {}
     for n_classes, dataset in ((10, "cifar10"), (100, "cifar100"), (1000, "imagenet")):
-        results[f"K={n_classes}"] = result = _compare(Case.of(n_classes, dataset))
+        results[f"K={n_classes}"] = result = _compare(n_classes, dataset)
         say(
             f"K={n_classes}: plain loop {result['plain_s']:.3g} s, here {result['here_s']:.3g} s, "
             f"{result['ratio']:.0f} times as fast; thresholds differ by at most {result['largest_difference']:.1e}, "
@@ -72,20 +47,24 @@ def run() -> dict[str, Any]:
     return results
 
 
-def _compare(case: Case) -> dict[str, Any]:
-    here_s, selection = _fastest(case.search)
-    sampled = _sampled_candidates(case.grid)
-    normed = [layer_norm_logits(logits_BK.double()) for logits_BK in (case.attacked_BK, case.wrong_BK)]
-    plain_s, found = _fastest(lambda: [_plain_candidate(normed, *values) for _, values in sampled])
-    n_candidates = selection.objectives[0].numel()
+def _compare(n_classes: int, dataset: str) -> dict[str, Any]:
+    """Search the paper's grid for a dataset on synthetic logits in both ways."""
+    grid, logits_BK = published_grid(dataset), _made_up_logits(n_classes)
+    attacked_BK, wrong_BK = logits_BK[:N_ATTACKED], logits_BK[N_ATTACKED:]
+    axes: dict[str, Any] = {"scales": grid.scales, "powers": grid.powers, "biases": grid.biases}
+    here_s, selection = _fastest(partial(select_parameters, attacked_BK, wrong_BK, **axes, betas=BETAS))
+    every = list(itertools.product(*map(enumerate, axes.values())))
+    sampled = [every[i * (len(every) // _SAMPLED + 1) % len(every)] for i in range(_SAMPLED)]  # all values of each axis
+    normed = [layer_norm_logits(part_BK.double()) for part_BK in (attacked_BK, wrong_BK)]
+    plain_s, found = _fastest(lambda: [_plain_candidate(normed, s, p, c) for (_, s), (_, p), (_, c) in sampled])
     differences, n_differ = [], 0
-    for (index, _), answers in zip(sampled, found, strict=True):
+    for candidate, answers in zip(sampled, found, strict=True):
+        at = tuple(index for index, _ in candidate)
         for i, (log_gap, objective) in enumerate(answers):
-            if not _TOLD_APART[0] < -math.expm1(log_gap) < _TOLD_APART[1]:
-                continue
-            differences.append(abs(float(selection.log_one_minus_cutoffs[i][index]) - log_gap))
-            n_differ += objective != float(selection.objectives[i][index])
-    plain_s *= n_candidates / len(sampled)
+            if _TOLD_APART[0] < -math.expm1(log_gap) < _TOLD_APART[1]:
+                differences.append(abs(float(selection.log_one_minus_cutoffs[i][at]) - log_gap))
+                n_differ += objective != float(selection.objectives[i][at])
+    plain_s *= len(every) / len(sampled)
     return {
         "plain_s": plain_s,
         "here_s": here_s,
@@ -94,6 +73,16 @@ def _compare(case: Case) -> dict[str, Any]:
         "objectives_that_differ": n_differ,
         "objectives_compared": len(differences),
     }
+
+
+def _made_up_logits(n_classes: int) -> Tensor:
+    """Return noise with one class lifted, more so in the first `N_ATTACKED` rows, (B, K)."""
+    generator = torch.Generator().manual_seed(n_classes)
+    logits_BK = torch.randn(N_ATTACKED + N_WRONG, n_classes, generator=generator)
+    lift_B = torch.rand(len(logits_BK), generator=generator) * 3 + math.sqrt(math.log(n_classes))
+    lift_B[N_ATTACKED:] -= 1
+    logits_BK[:, 0] += lift_B
+    return logits_BK
 
 
 def _plain_candidate(normed: list[Tensor], scale: float, power: float, bias: float) -> list[tuple[float, float]]:
@@ -107,15 +96,6 @@ def _plain_candidate(normed: list[Tensor], scale: float, power: float, bias: flo
     descending = margins[0].sort(descending=True).values
     cutoffs = [descending[kept_images(beta, N_ATTACKED) - 1] for beta in BETAS]
     return [(float(torch.log1p(-cutoff)), float((margins[1] >= cutoff).double().mean())) for cutoff in cutoffs]
-
-
-def _sampled_candidates(grid: Grid) -> list[tuple[tuple[int, int, int], tuple[float, float, float]]]:
-    shape = (len(grid.scales), len(grid.powers), len(grid.biases))
-    flat = torch.arange(_SAMPLED) * (math.prod(shape) // _SAMPLED + 1) % math.prod(shape)  # all values of each axis
-    indices: list[tuple[int, int, int]] = [
-        (int(s), int(p), int(b)) for s, p, b in zip(*torch.unravel_index(flat, shape), strict=True)
-    ]
-    return [((s, p, b), (grid.scales[s], grid.powers[p], grid.biases[b])) for s, p, b in indices]
 
 
 def _fastest(task: Callable[[], _Result]) -> tuple[float, _Result]:
