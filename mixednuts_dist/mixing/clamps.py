@@ -2,14 +2,13 @@
 
 A clamp maps a float64 tensor elementwise. It never falls, or it falls up to one point (`turns_at=`) and rises from
 there. The search relies on this shape: over an interval, the maximum is at one end, and the minimum is at an end or at
-that point. `clamp_shape` checks the shape on a sample. Each function keeps the relative precision of small values,
+that point. `size_at_turn` checks the shape on a sample. Each function keeps the relative precision of small values,
 because the power that follows would magnify a loss.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -66,17 +65,9 @@ def clamp_logits(u: Tensor, clamp: Clamp) -> Tensor:
     return function(u)
 
 
-@dataclass(frozen=True)
-class ClampShape:
-    """The point at which a clamp turns from falling to rising, and its value there."""
-
-    turns_at: float | None = None  # None: it never falls
-    lowest: float = -math.inf  # a number just below the value at the turn
-
-
 @functools.cache
-def clamp_shape(clamp: Clamp) -> ClampShape:
-    """Return the shape of a registered clamp.
+def size_at_turn(clamp: Clamp) -> float:
+    """Return |Clamp(u)| at the point where a registered clamp turns from falling to rising; 0 if it never falls.
 
     Raises:
         InvalidInputError: if the name is unknown, or the function falls where it was registered as rising.
@@ -96,7 +87,7 @@ def clamp_shape(clamp: Clamp) -> ClampShape:
             "up to the one point that it registers as turns_at= and rises from there"
         )
     if turns_at is None:
-        return ClampShape()
-    lowest = float(clamp_logits(torch.tensor([turns_at], dtype=torch.float64), clamp))
+        return 0.0
+    size = abs(float(clamp_logits(torch.tensor([turns_at], dtype=torch.float64), clamp)))
     # The function is flat at its turn: an error of 1e-5 in turns_at moves the value by about 1e-10.
-    return ClampShape(turns_at, lowest - 1e-9 * (1 + abs(lowest)))
+    return size + 1e-9 * (1 + size)

@@ -10,7 +10,7 @@ classes, P powers, S scales, b betas.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ..config.register import CRITERIA
 from ..errors import InvalidInputError
-from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
+from ..mixing.clamps import Clamp, clamp_logits, size_at_turn
 from ..mixing.margins import class_indices
 from .grid import kept_images
 from .inputs import AttackedPoints, CachedLogits, normed_logits
@@ -35,79 +35,42 @@ class Scores(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Images:
-    """LayerNormed logits, each row in descending order.
-
-    Each clamp rises, or falls then rises, so its maximum over a row is at the largest or at the smallest logit.
-    """
-
-    descending_NK: Tensor
-
-    def __len__(self) -> int:
-        return len(self.descending_NK)
-
-    def flipped(self, bias: float, clamp: Clamp) -> Tensor:
-        """Return the rows whose smallest logit the clamp maps above the largest, for every scale and power."""
-        top_N, bottom_N = clamp_logits(self.descending_NK[:, [0, -1]] + bias, clamp).unbind(dim=1)
-        return bottom_N > top_N
-
-    def top_ranks(self, bias: float, clamp: Clamp) -> Tensor:
-        """Return the rank, in the row, of the class of the largest mapped logit: the first or the last."""
-        return self.flipped(bias, clamp).long() * (self.descending_NK.shape[1] - 1)
-
-    def largest_inputs(self, biases: Sequence[float], clamp: Clamp) -> Tensor:
-        """Return the largest |v| at each bias: at an end of the range or where the clamp turns; 0 without images."""
-        if not len(self):
-            return self.descending_NK.new_zeros(len(biases))
-        ends_2 = torch.stack([self.descending_NK[:, 0], self.descending_NK[:, -1]]).flatten().aminmax()
-        inputs_2b = torch.stack(ends_2)[:, None] + self.descending_NK.new_tensor(biases)
-        lowest = clamp_shape(clamp).lowest
-        return clamp_logits(inputs_2b, clamp).abs().amax(dim=0).clamp_min(abs(lowest) if math.isfinite(lowest) else 0.0)
-
-
-@dataclass(frozen=True)
-class Attacked(Images):
+class Attacked:
     """The adversarial examples of the constraint's images, one per row.
 
-    The first n rows are those of the minimum-margin attack, one per image in the order of the images.
+    The first n rows are those of the minimum-margin attack, one per image in the order of the images. The robust
+    classifier is correct on them.
     """
 
-    image_M: Tensor  # int64: the image of each row
+    descending_MK: Tensor  # LayerNormed logits, each row in descending order
     n_images: int
+    image_M: Tensor  # int64: the image of each row
     label_ranks_M: Tensor  # int64: the rank of the label's logit in the row, 0 if the robust classifier is correct
     rivals_M: Tensor  # float64: the logit that the margin is taken to; NaN: that of the best class but the label
 
     @classmethod
-    def of(
-        cls, descending_nK: Tensor, points: AttackedPoints | None, labels_n: Tensor | None = None, *, clamp: Clamp,
-        ln_k: int | None,
-    ) -> Self:  # fmt: skip
-        """Return one example per image, on which the robust classifier is correct, then the further `points`.
-
-        Args:
-            labels_n: if given, the margins at `points` are signed; otherwise they are those of the largest logit.
-        """
-        ranks_n = torch.zeros(len(descending_nK), dtype=torch.int64, device=descending_nK.device)
+    def of(cls, descending_nK: Tensor) -> "Attacked":
+        """Return one example per image, without further points."""
+        image_n = torch.arange(len(descending_nK), device=descending_nK.device)
         rivals_n = torch.full_like(descending_nK[:, 0], torch.nan)
-        first = cls(descending_nK, torch.arange(len(ranks_n), device=ranks_n.device), len(ranks_n), ranks_n, rivals_n)
-        if points is None:
-            return first
-        logits_PK, image_P = points.rob_logits_PK, points.checked_rows(ranks_n)
-        normed_PK, descending_PK = normed_logits("points", logits_PK, clamp=clamp, ln_k=ln_k, like=descending_nK)
-        ranks_P, rivals_P = torch.zeros_like(image_P), torch.full_like(normed_PK[:, 0], torch.nan)
-        if labels_n is not None:
-            label_P1 = labels_n[image_P][:, None]
-            ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
-            if points.std_pred_P is not None:  # the rival of a correct image is the class of `std`
-                std_P1 = class_indices("points.std_pred_P", points.std_pred_P, normed_PK)[:, None]
-                leads_P = (ranks_P == 0) & (std_P1 != label_P1).squeeze(1)
-                rivals_P = torch.where(leads_P, normed_PK.gather(1, std_P1).squeeze(1), rivals_P)
-        return replace(
-            first,
-            descending_NK=torch.cat([descending_nK, descending_PK]),
-            image_M=torch.cat([first.image_M, image_P]),
-            label_ranks_M=torch.cat([ranks_n, ranks_P]),
-            rivals_M=torch.cat([rivals_n, rivals_P]),
+        return cls(descending_nK, len(image_n), image_n, torch.zeros_like(image_n), rivals_n)
+
+    def joined(self, points: AttackedPoints, labels_n: Tensor, *, clamp: Clamp, ln_k: int | None) -> "Attacked":
+        """Return these examples, then further ones of the same images."""
+        image_P, std_P = (each.to(labels_n.device) for each in (points.image_P, points.std_pred_P))
+        normed_PK, descending_PK = normed_logits(
+            "points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=self.descending_MK
+        )
+        label_P1, std_P1 = labels_n[image_P][:, None], std_P[:, None]
+        ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
+        any_std_P = (ranks_P > 0) | (std_P1 == label_P1).squeeze(1)
+        rivals_P = normed_PK.gather(1, std_P1).squeeze(1).masked_fill(any_std_P, torch.nan)
+        return Attacked(
+            torch.cat([self.descending_MK, descending_PK]),
+            self.n_images,
+            torch.cat([self.image_M, image_P]),
+            torch.cat([self.label_ranks_M, ranks_P]),
+            torch.cat([self.rivals_M, rivals_P]),
         )
 
     def largest(self, values: Tensor) -> Tensor:
@@ -120,10 +83,6 @@ class Attacked(Images):
     def n_right(self) -> int:
         """Count the images that are correct at every example, the most that a mixed classifier can keep."""
         return self.n_images - len(set(self.image_M[self.label_ranks_M > 0].tolist()))
-
-    def first(self) -> Images:
-        """Return the examples of the minimum-margin attack."""
-        return Images(self.descending_NK[: self.n_images])
 
 
 @dataclass(frozen=True)
@@ -142,7 +101,7 @@ class Criterion(ABC):
     inequality: ClassVar[bool] = False
 
     attacked: Attacked  # the constraint's images
-    clean: Images  # the objective's images
+    clean_NK: Tensor  # the objective's images: LayerNormed logits, each row in descending order
     clamp: Clamp
 
     @classmethod
@@ -164,12 +123,26 @@ class Criterion(ABC):
         return kept_images(beta, self.n_attacked)
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
-        """Return the largest |v| at each bias, over all images; `s |v|^p` must not overflow float32 there."""
-        return torch.maximum(*(images.largest_inputs(biases, self.clamp) for images in (self.attacked, self.clean)))
+        """Return the largest |v| at each bias, over all images; `s |v|^p` must not overflow float32 there.
+
+        It is at an end of the range of the logits, or where the clamp turns.
+        """
+        ends = torch.cat([rows_NK[:, [0, -1]].flatten() for rows_NK in (self.attacked.descending_MK, self.clean_NK)])
+        inputs_2b = torch.stack(ends.aminmax())[:, None] + ends.new_tensor(biases)
+        return clamp_logits(inputs_2b, self.clamp).abs().amax(dim=0).clamp_min(size_at_turn(self.clamp))
+
+    def flipped(self, descending_NK: Tensor, bias: float) -> Tensor:
+        """Return the rows whose smallest logit the clamp maps above the largest, for every scale and power.
+
+        Each clamp rises, or falls then rises, so its maximum over a row is at the largest or at the smallest logit.
+        """
+        top_N, bottom_N = clamp_logits(descending_NK[:, [0, -1]] + bias, self.clamp).unbind(dim=1)
+        return bottom_N > top_N
 
     def class_changes(self, bias: float) -> int:
         """Count the images whose top class the transformation changes (violations of assumption 4.2)."""
-        return sum(int(images.flipped(bias, self.clamp).sum()) for images in (self.attacked.first(), self.clean))
+        first_NK = self.attacked.descending_MK[: self.n_attacked]
+        return sum(int(self.flipped(rows_NK, bias).sum()) for rows_NK in (first_NK, self.clean_NK))
 
     def only_rob_right(self, bias: float) -> int | None:  # noqa: ARG002
         """Count the clean images on which only M(rob) is correct (violations of assumption 4.1); None if unknown."""
@@ -177,7 +150,7 @@ class Criterion(ABC):
 
     def _log_gaps(self, rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor]:
         """Return log(1 - gap) of the attacked images, largest over their examples, (P, S, n), and of the other rows."""
-        gaps_PSN, n_points = log_one_minus_gaps(rows, slab), len(self.attacked)
+        gaps_PSN, n_points = log_one_minus_gaps(rows, slab), len(self.attacked.image_M)
         return self.attacked.largest(gaps_PSN[..., :n_points]), gaps_PSN[..., n_points:]
 
 
@@ -190,7 +163,8 @@ class Criterion(ABC):
 class PaperCriterion(Criterion):
     """Algorithm 1 to the letter: top-2 margins; the fewest clean-and-wrong images at or above the threshold.
 
-    The robust classifier is correct on the images `attacked` under attack, and wrong on the images `clean`.
+    The robust classifier is correct on the images `attacked` under attack, and wrong on the images `clean_NK`. Further
+    adversarial examples do not count.
     """
 
     name: ClassVar[str] = "paper"
@@ -201,38 +175,20 @@ class PaperCriterion(Criterion):
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
         survived_B = rows.rob_attacked_BK.argmax(dim=1) == rows.labels_B
         wrong_B = rows.rob_clean_BK.argmax(dim=1) != rows.labels_B
-        points = None if rows.points is None else rows.points.of_images(survived_B)
-        return cls.of(
-            rows.rob_attacked_BK[survived_B], rows.rob_clean_BK[wrong_B], clamp=clamp, ln_k=ln_k, points=points
-        )
+        return cls.of(rows.rob_attacked_BK[survived_B], rows.rob_clean_BK[wrong_B], clamp=clamp, ln_k=ln_k)
 
     @classmethod
-    def of(
-        cls,
-        attacked_correct_BK: Tensor,
-        clean_wrong_BK: Tensor,
-        *,
-        clamp: Clamp,
-        ln_k: int | None,
-        std_correct_B: Tensor | None = None,
-        points: AttackedPoints | None = None,
-    ) -> Self:
+    def of(cls, attacked_correct_BK: Tensor, clean_wrong_BK: Tensor, *, clamp: Clamp, ln_k: int | None) -> Self:
         """Check the inputs of `select_parameters`."""
         _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
         require_attacked(len(attacked_BK))
         _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
-        if std_correct_B is not None:
-            wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
-        attacked = Attacked.of(attacked_BK, points, clamp=clamp, ln_k=ln_k)
-        return cls(attacked, Images(wrong_BK), clamp)
+        return cls(Attacked.of(attacked_BK), wrong_BK, clamp)
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        attacked_NK, wrong_NK = self.attacked.descending_NK, self.clean.descending_NK
-        gap_rows = GapRows(
-            torch.cat([attacked_NK, wrong_NK]),
-            torch.cat([images.top_ranks(slab.bias, slab.clamp) for images in (self.attacked, self.clean)]),
-            attacked_NK.new_full((len(attacked_NK) + len(wrong_NK),), torch.nan),
-        )
+        rows_NK = torch.cat([self.attacked.descending_MK, self.clean_NK])
+        top_ranks_N = self.flipped(rows_NK, slab.bias).long() * (rows_NK.shape[1] - 1)
+        gap_rows = GapRows(rows_NK, top_ranks_N, torch.full_like(rows_NK[:, 0], torch.nan))
         attacked_PSn, wrong_PSE = self._log_gaps(gap_rows, slab)
         cutoffs_bPS = self.thresholds(sort_rows(attacked_PSn), kept)
         counts, n_kept = (
@@ -279,16 +235,15 @@ class InterpolatedPaperCriterion(PaperCriterion):
 class ExactCriterion(Criterion):
     """Signed margins in the constraint; the most correct clean images at T = 0, in closed form.
 
-    `attacked` are the images on which the robust classifier is robust, `clean` all clean images. The mixed class is the
-    top class t of M(rob) if `alpha (p_t - p_k) > 1 - alpha`, and otherwise the class k of the standard classifier. So a
-    clean image on which exactly one of them is correct changes once as the threshold falls: when it passes the gap
+    `attacked` are the images on which the robust classifier is robust, `clean_NK` all clean images. The mixed class is
+    the top class t of M(rob) if `alpha (p_t - p_k) > 1 - alpha`, and otherwise the class k of the standard classifier.
+    So a clean image on which exactly one of them is correct changes once as the threshold falls: when it passes the gap
     `p_t - p_k`. The count is a step function of the threshold; `best_thresholds` maximizes it.
     """
 
-    clean_labels_N: Tensor
-    top_N: Tensor  # the clean classes of the robust classifier, and those that it finds least likely
-    bottom_N: Tensor
-    std_pred_N: Tensor
+    top_right_N: Tensor  # bool: the robust classifier is correct on the clean image
+    bottom_right_N: Tensor  # bool: the label is the class that it finds least likely
+    std_right_N: Tensor  # bool: the standard classifier is correct
     std_logits_N: Tensor  # the LayerNormed clean logits of `rob` at the classes of `std`
     name: ClassVar[str] = "exact"
     maximized: ClassVar[bool] = True
@@ -323,47 +278,43 @@ class ExactCriterion(Criterion):
         labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
         right_B = normed_BK.argmax(dim=1) == labels_B
         require_attacked(int(right_B.sum()))
-        points = None if points is None else points.of_images(right_B)
-        attacked = Attacked.of(descending_BK[right_B], points, labels_B[right_B], clamp=clamp, ln_k=ln_k)
+        attacked = Attacked.of(descending_BK[right_B])
+        if points is not None:
+            attacked = attacked.joined(points.of_images(right_B), labels_B[right_B], clamp=clamp, ln_k=ln_k)
+        clean_labels_B = class_indices("clean_labels_B", clean_labels_B, clean_BK)
         std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
         return cls(
             attacked,
-            Images(clean_descending_BK),
+            clean_descending_BK,
             clamp,
-            clean_labels_N=class_indices("clean_labels_B", clean_labels_B, clean_BK),
-            top_N=clean_BK.argmax(dim=1),
-            bottom_N=clean_BK.argmin(dim=1),
-            std_pred_N=std_pred_B,
+            top_right_N=clean_BK.argmax(dim=1) == clean_labels_B,
+            bottom_right_N=clean_BK.argmin(dim=1) == clean_labels_B,
+            std_right_N=std_pred_B == clean_labels_B,
             std_logits_N=clean_BK.gather(1, std_pred_B[:, None]).squeeze(1),
         )
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        gap_rows, rob_right_E = self._gap_rows(slab)
-        attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
+        attacked_PSn, open_PSE, rob_right_E = self.log_gaps(slab)
         log_cutoffs, gained, n_kept = best_thresholds(attacked_PSn, open_PSE, rob_right_E, kept)
-        n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count if `std` decides all images
-        return Scores(log_cutoffs, gained + n_std_right, n_kept)
+        return Scores(log_cutoffs, gained + int(self.std_right_N.sum()), n_kept)  # from what `std` alone has right
 
-    def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor]:
-        """Return the rows to measure, and on which of the clean ones M(rob) is the correct one of the classifiers."""
-        flipped_N = self.clean.flipped(slab.bias, slab.clamp)
-        rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
-        open_N = rob_right_N ^ std_right_N  # if both are right or both are wrong, no weight changes that
+    def log_gaps(self, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `best_thresholds` reads."""
+        flipped_N = self.flipped(self.clean_NK, slab.bias)
+        rob_right_N = torch.where(flipped_N, self.bottom_right_N, self.top_right_N)
+        open_N = rob_right_N ^ self.std_right_N  # if both are right or both are wrong, no weight changes that
         # If the clamp changes the top class, the margin is the signed one, which holds for any class of `std`.
-        rivals_M = self.attacked.rivals_M.masked_fill(self.attacked.flipped(slab.bias, slab.clamp), torch.nan)
+        rivals_M = self.attacked.rivals_M.masked_fill(self.flipped(self.attacked.descending_MK, slab.bias), torch.nan)
         gap_rows = GapRows(
-            torch.cat([self.attacked.descending_NK, self.clean.descending_NK[open_N]]),
-            torch.cat([self.attacked.label_ranks_M, self.clean.top_ranks(slab.bias, slab.clamp)[open_N]]),
+            torch.cat([self.attacked.descending_MK, self.clean_NK[open_N]]),
+            torch.cat([self.attacked.label_ranks_M, flipped_N[open_N].long() * (self.clean_NK.shape[1] - 1)]),
             torch.cat([rivals_M, self.std_logits_N[open_N]]),
         )
-        return gap_rows, rob_right_N[open_N]
+        return *self._log_gaps(gap_rows, slab), rob_right_N[open_N]
 
     def only_rob_right(self, bias: float) -> int | None:
-        rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))
-        return int((rob_right_N & (self.std_pred_N != self.clean_labels_N)).sum())
-
-    def _rob_right(self, flipped_N: Tensor) -> Tensor:
-        return torch.where(flipped_N, self.bottom_N, self.top_N) == self.clean_labels_N
+        rob_right_N = torch.where(self.flipped(self.clean_NK, bias), self.bottom_right_N, self.top_right_N)
+        return int((rob_right_N & ~self.std_right_N).sum())
 
 
 def best_thresholds(
@@ -423,9 +374,3 @@ def require_attacked(n_images: int) -> None:
             "no attacked image is classified correctly by `rob`: no margin can set the threshold. Is `rob` the "
             "robust one (`std` comes first), and is eps, in units of the pixel range, one that it was trained for?"
         )
-
-
-def _mask(name: str, mask_B: Tensor, logits_BK: Tensor) -> Tensor:
-    if mask_B.shape != (len(logits_BK),):
-        raise InvalidInputError(f"{name} has shape {tuple(mask_B.shape)}, expected ({len(logits_BK)},)")
-    return mask_B.to(device=logits_BK.device, dtype=torch.bool)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from ..mixing.clamps import Clamp, clamp_shape
+from ..mixing.clamps import Clamp, size_at_turn
 from ..mixing.margins import require_logits
 from ..mixing.transforms import norm_statistics, resolve_ln_k
 from .kernel import sort_rows
@@ -19,52 +19,31 @@ from .kernel import sort_rows
 class AttackedPoints:
     """Adversarial examples that attacks on mixed classifiers found, in addition to the first one of each image.
 
-    The margin of an image is the smallest one over all its adversarial examples. The margin at an example is the signed
-    margin of the transformed logits, which holds for any class of the standard classifier. With `std_pred_P`, and if
-    the robust classifier is correct there, it is the lead of the label over that class.
+    The margin of an image is the smallest one over all its adversarial examples. If the robust classifier is correct at
+    an example and the standard classifier is not, the margin there is the lead of the label over the class of the
+    standard classifier. Otherwise it is the signed margin, which holds for any class of the standard classifier.
     """
 
     rob_logits_PK: Tensor  # raw logits of the robust classifier
     image_P: Tensor  # int64: the row of the image in the tables with one row per image
-    std_pred_P: Tensor | None = None  # int64: classes of the standard classifier
+    std_pred_P: Tensor  # int64: classes of the standard classifier; the label stands for any class
 
     def __len__(self) -> int:
         return len(self.image_P)
 
     def joined(self, other: "AttackedPoints") -> "AttackedPoints":
-        """Return these examples, then the others; both know the classes of the standard classifier."""
-        std_pred_P = torch.cat([each.std_pred_P for each in (self, other) if each.std_pred_P is not None])
-        logits_PK = torch.cat([self.rob_logits_PK, other.rob_logits_PK])
-        return AttackedPoints(logits_PK, torch.cat([self.image_P, other.image_P]), std_pred_P)
+        """Return these examples, then the others."""
+        return AttackedPoints(
+            torch.cat([self.rob_logits_PK, other.rob_logits_PK]),
+            torch.cat([self.image_P, other.image_P]),
+            torch.cat([self.std_pred_P, other.std_pred_P]),
+        )
 
     def of_images(self, mask_B: Tensor) -> "AttackedPoints":
-        """Return the examples of the images where `mask_B` is true, with rows counted among those images.
-
-        Errors as in `checked_rows`.
-        """
-        self.checked_rows(mask_B)
+        """Return the examples of the images where `mask_B` is true, with rows counted among those images."""
         mask_B = mask_B.to(self.image_P.device)
-        mine_P = mask_B[self.image_P]
-        row_B = mask_B.long().cumsum(0) - 1
-        std_pred_P = None if self.std_pred_P is None else self.std_pred_P[mine_P]
-        return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], std_pred_P)
-
-    def checked_rows(self, images: Tensor) -> Tensor:
-        """Return `image_P` on the device of a tensor with one row per image.
-
-        Raises:
-            InvalidInputError: if it does not name one of these rows per example.
-        """
-        image_P, n_points = self.image_P.to(images.device), len(self.rob_logits_PK)
-        if image_P.shape != (n_points,):
-            raise InvalidInputError(
-                f"points.image_P has shape {tuple(image_P.shape)}, expected ({n_points},): one image per point"
-            )
-        if len(image_P) and not 0 <= int(image_P.min()) <= int(image_P.max()) < len(images):
-            raise InvalidInputError(
-                f"points.image_P spans {int(image_P.min())} to {int(image_P.max())}, there are {len(images)} images"
-            )
-        return image_P
+        mine_P, row_B = mask_B[self.image_P], mask_B.long().cumsum(0) - 1
+        return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], self.std_pred_P[mine_P])
 
 
 @dataclass(frozen=True)
@@ -89,7 +68,7 @@ def normed_logits(
     Raises:
         InvalidInputError: if the logits are not finite, or not a table of at least 2 classes.
     """
-    clamp_shape(clamp)
+    size_at_turn(clamp)  # checks the clamp
     require_logits(name, logits_BK)
     if like is not None:
         if logits_BK.shape[1] != like.shape[1]:

@@ -6,12 +6,12 @@ relative to the largest of its terms.
 It is fast because the clamp is evaluated once for all powers and scales and `|v|^p` once for all scales, powers and
 exponentials are computed as powers of two, and rows are processed in blocks that fit into the cache.
 
-Shapes: N images, n of them in a block, K classes, P powers, S scales.
+Shapes: N rows, n of them in a block, K classes, R ranks, P powers, S scales.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ _CPU_BLOCK = 128 * 1024  # float64 elements, 1 MB
 _ACCELERATOR_BLOCK = 1 << 24
 
 
-@dataclass(frozen=True)
-class Slab:
+class Slab(NamedTuple):
     """The candidates that are scored together: one bias with some powers and scales."""
 
     bias: float
@@ -33,66 +32,13 @@ class Slab:
     powers: Sequence[float]
     scales: Sequence[float]
 
-    def clamped(self, normed: Tensor) -> Tensor:
-        """Return v of LayerNormed logits."""
-        return clamp_logits(normed + self.bias, self.clamp)
 
-    def mapped(self, normed: Tensor) -> Tensor:
-        """Return the logits at scale 1 for every power, a new first dimension."""
-        return SignedPowers.of(self.clamped(normed)).to_all(self.powers)
-
-
-@dataclass(frozen=True)
-class SignedPowers:
-    """`|v|^p sign(v)` for many p."""
-
-    signs: Tensor
-    log2: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> "SignedPowers":
-        """Return the signs and base-2 logarithms of `values`."""
-        return cls(values.sign(), values.abs().log2_())
-
-    def to_all(self, powers: Sequence[float]) -> Tensor:
-        """Return the values to each of these powers, a new first dimension."""
-        exponents = self.log2.new_tensor(powers).reshape(-1, *(1 for _ in self.log2.shape))
-        return (self.log2 * exponents).exp2_().mul_(self.signs)
-
-
-@dataclass(frozen=True)
-class GapRows:
-    """Rows of LayerNormed logits, each with two classes, the winner and its rival, whose gap is computed.
-
-    The winner is given by its rank in the row: 0 is the class of the largest logit. `rivals_N` are the rivals'
-    LayerNormed logits; NaN stands for the best class but the winner.
-    """
+class GapRows(NamedTuple):
+    """Rows of LayerNormed logits, each with two classes, the winner and its rival, whose gap is computed."""
 
     descending_NK: Tensor  # float64, each row sorted
-    winner_ranks_N: Tensor  # int64
-    rivals_N: Tensor  # float64
-
-    def __len__(self) -> int:
-        return len(self.descending_NK)
-
-    def select(self, rows: slice | Tensor) -> "GapRows":
-        """Return some of the rows."""
-        return GapRows(self.descending_NK[rows], self.winner_ranks_N[rows], self.rivals_N[rows])
-
-    def winners(self) -> Tensor:
-        """Return the winners' logits, (N,)."""
-        return self.descending_NK.gather(1, self.winner_ranks_N[:, None]).squeeze(1)
-
-    def others(self) -> Tensor:
-        """Return all logits but the winners', descending, (N, K - 1)."""
-        if not bool(self.winner_ranks_N.any()):
-            return self.descending_NK[:, 1:]
-        return self.others_at(range(self.descending_NK.shape[1] - 1))
-
-    def others_at(self, ranks: Sequence[int]) -> Tensor:
-        """Return some columns of `others`, (N, len(ranks)); those from the winner's rank on are shifted by one."""
-        index_R = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
-        return self.descending_NK.gather(1, index_R + (index_R >= self.winner_ranks_N[:, None]).long())
+    winner_ranks_N: Tensor  # int64, the winner's place in its row: 0 is the class of the largest logit
+    rivals_N: Tensor  # float64, the rivals' logits; NaN stands for the best class but the winner
 
 
 def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
@@ -113,34 +59,52 @@ def _relative_logits(rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor, Tensor]
     Each clamp rises, or falls then rises, so the best of the others has the largest or the smallest logit. Equal logits
     are set to equal values, since vectorized functions may round an element differently by its place in memory.
     """
-    first_N, last_N = rows.others_at([0, rows.descending_NK.shape[1] - 2]).unbind(dim=1)
-    winner_N, rival_N = rows.winners(), rows.rivals_N
-    first_PN, last_PN, winner_PN, rival_PN = slab.mapped(torch.stack([first_N, last_N, winner_N, rival_N])).unbind(1)
+    last_rank = rows.descending_NK.shape[1] - 2
+    first_N, last_N = _others(rows.descending_NK, rows.winner_ranks_N, [0, last_rank]).unbind(dim=1)
+    winner_N = rows.descending_NK.gather(1, rows.winner_ranks_N[:, None]).squeeze(1)
+    signs_4N, log2_4N = _clamped(torch.stack([first_N, last_N, winner_N, rows.rivals_N]), slab)
+    first_PN, last_PN, winner_PN, rival_PN = _signed_powers(signs_4N, log2_4N, slab.powers).unbind(1)
     for other_N, other_PN in ((first_N, first_PN), (last_N, last_PN)):
         winner_PN = torch.where(winner_N == other_N, other_PN, winner_PN)
-        rival_PN = torch.where(rival_N == other_N, other_PN, rival_PN)
+        rival_PN = torch.where(rows.rivals_N == other_N, other_PN, rival_PN)
     best_PN = torch.maximum(first_PN, last_PN)
     return best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0)
 
 
 def _exp_sums(rows: GapRows, slab: Slab, best_PN: Tensor) -> Tensor:
     """Return `sum_{j != a} exp(s (z_j - z_best))`, (P, S, N)."""
-    n_others = rows.descending_NK.shape[1] - 1
+    n_rows, n_others = len(rows.descending_NK), rows.descending_NK.shape[1] - 1
     factors_S11 = (best_PN.new_tensor(slab.scales) / math.log(2))[:, None, None]
-    sums_PSN = best_PN.new_empty(len(slab.powers), len(slab.scales), len(rows))
-    for block in row_blocks(rows.descending_NK, n_others * len(slab.scales)):
-        others = SignedPowers.of(slab.clamped(rows.select(block).others()))
+    sums_PSN = best_PN.new_empty(len(slab.powers), len(slab.scales), n_rows)
+    elements = _CPU_BLOCK if best_PN.device.type == "cpu" else _ACCELERATOR_BLOCK
+    height = max(1, elements // (n_others * len(slab.scales)))
+    for block in (slice(start, start + height) for start in range(0, n_rows, height)):
+        others_nR = _others(rows.descending_NK[block], rows.winner_ranks_N[block], range(n_others))
+        signs_nR, log2_nR = _clamped(others_nR, slab)
         for i, power in enumerate(slab.powers):
-            relative_nK = others.to_all([power])[0].sub_(best_PN[i, block, None])
-            sums_PSN[i, :, block] = (relative_nK * factors_S11).exp2_().sum(dim=-1)
+            relative_nR = _signed_powers(signs_nR, log2_nR, [power])[0].sub_(best_PN[i, block, None])
+            sums_PSN[i, :, block] = (relative_nR * factors_S11).exp2_().sum(dim=-1)
     return sums_PSN
 
 
-def row_blocks(values: Tensor, width: int) -> list[slice]:
-    """Return slices of rows such that a block of them with `width` columns fits into the cache."""
-    elements = _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
-    n_rows = max(1, elements // width)
-    return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]
+def _others(descending_NK: Tensor, winner_ranks_N: Tensor, ranks: Sequence[int]) -> Tensor:
+    """Return the logits at some ranks among all but the winners', (N, R); ranks from the winner's on shift by one."""
+    if len(ranks) == descending_NK.shape[1] - 1 and not bool(winner_ranks_N.any()):
+        return descending_NK[:, 1:]
+    index_R = torch.tensor(ranks, dtype=torch.int64, device=descending_NK.device)
+    return descending_NK.gather(1, index_R + (index_R >= winner_ranks_N[:, None]).long())
+
+
+def _clamped(normed: Tensor, slab: Slab) -> tuple[Tensor, Tensor]:
+    """Return the sign and the base-2 logarithm of |v|, for `v = Clamp(h + c)` of LayerNormed logits h."""
+    values = clamp_logits(normed + slab.bias, slab.clamp)
+    return values.sign(), values.abs().log2_()
+
+
+def _signed_powers(signs: Tensor, log2: Tensor, powers: Sequence[float]) -> Tensor:
+    """Return `|v|^p sign(v)` for every power, a new first dimension."""
+    exponents = log2.new_tensor(powers).reshape(-1, *(1 for _ in log2.shape))
+    return (log2 * exponents).exp2_().mul_(signs)
 
 
 def sort_rows(values: Tensor) -> Tensor:

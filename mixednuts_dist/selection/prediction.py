@@ -73,7 +73,7 @@ def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool
     rob_PK, labels_P = torch.cat([cached.rob_attacked_BK, points.rob_logits_PK]), labels_B[image_P]
     mapped_PK = transform(rob_PK.double())
     gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
-    if points.std_pred_P is not None and not any_std:
+    if not any_std:
         std_P = torch.cat([labels_B, points.std_pred_P])  # the label: an example of the attack counts by all classes
         leads_P = (rob_PK.argmax(dim=1) == labels_P) & (mapped_PK.argmax(dim=1) == labels_P) & (std_P != labels_P)
         gaps_P = torch.where(leads_P, log_one_minus_gap(mapped_PK, labels_P, std_P), gaps_P)

@@ -26,7 +26,6 @@ from ..mixing.margins import log_one_minus_top2_margin, require_logits
 from .choice import Choice
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
 from .grid import AXES, Grid, kept_images, require_beta
-from .inputs import AttackedPoints
 from .kernel import Slab
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -45,8 +44,6 @@ def select_parameters(
     betas: Iterable[float] | None = None,
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
-    std_correct_B: Tensor | None = None,
-    points: AttackedPoints | None = None,
 ) -> "Selection":
     """Run Algorithm 1 to the letter (criterion `paper`).
 
@@ -55,9 +52,6 @@ def select_parameters(
         clean_wrong_BK: its raw logits on the clean images that it misclassifies. Without any, the objective is 0 for
             all candidates and the ties decide.
         scales, powers, biases, betas: by default those of a configuration.
-        std_correct_B: which clean-and-wrong images the standard classifier classifies correctly; if given, only those
-            enter the objective (the relaxed objective of appendix D).
-        points: further adversarial examples; each image counts with the smallest margin of all its examples.
 
     Returns:
         A `Selection` whose objective, the share of clean-and-wrong images at or above the threshold, is minimized.
@@ -65,9 +59,7 @@ def select_parameters(
     Raises:
         InvalidInputError: if logits, grids or betas cannot be used, or if no candidate can be deployed.
     """
-    criterion = PaperCriterion.of(
-        attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B, points=points
-    )
+    criterion = PaperCriterion.of(attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k)
     axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
     return search_grid(criterion, Grid.configured(SearchConfig(), clamp, ln_k, **axes))
 
@@ -85,7 +77,6 @@ def select_parameters_exact(
     betas: Iterable[float] | None = None,
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
-    points: AttackedPoints | None = None,
 ) -> "Selection":
     """Run Algorithm 1 with signed margins and the exact clean accuracy (criterion `exact`).
 
@@ -93,7 +84,6 @@ def select_parameters_exact(
         attacked_BK: raw logits of the robust classifier on attacked images; those that it misclassifies are left out.
         clean_BK: its raw logits on all clean images; `std_pred_B` are the classes of the standard classifier there.
         scales, powers, biases, betas: by default those of a configuration.
-        points: further adversarial examples; each image counts with the smallest margin of all its examples.
 
     Returns:
         A `Selection` whose objective, the share of clean images that are correct at T = 0, is maximized among the
@@ -103,7 +93,7 @@ def select_parameters_exact(
         InvalidInputError: if inputs cannot be used, or if no candidate is feasible and deployable.
     """
     criterion = ExactCriterion.of(
-        attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k, points=points
+        attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k
     )
     axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
     return search_grid(criterion, Grid.configured(SearchConfig(), clamp, ln_k, **axes))
@@ -144,13 +134,13 @@ class Selection:
         return cls(
             criterion.name,
             grid,
-            objectives=(scores.counts.double() / max(1, len(criterion.clean))).masked_fill(hidden, math.nan),
+            objectives=(scores.counts.double() / max(1, len(criterion.clean_NK))).masked_fill(hidden, math.nan),
             log_one_minus_cutoffs=scores.log_cutoffs,
             kept=scores.kept,
             infeasible=infeasible,
             undeployable=undeployable,
             n_attacked=criterion.n_attacked,
-            n_objective=len(criterion.clean),
+            n_objective=len(criterion.clean_NK),
             chosen=tuple(_best(criterion, grid, scores, i, usable[i]) for i in range(len(grid.betas))),
         )
 
@@ -264,7 +254,7 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | N
         for into, values_bPS in zip(scores, found, strict=True):
             into[:, :, powers, bias] = values_bPS.mT.cpu()
 
-    logits_NK, n_images = criterion.attacked.descending_NK, len(criterion.attacked) + len(criterion.clean)
+    logits_NK, n_images = criterion.attacked.descending_MK, len(criterion.attacked.image_M) + len(criterion.clean_NK)
     width = max(1, _MEASURED // ((n_images + len(kept)) * len(grid.scales)))  # powers at a time, as memory allows
     starts = range(0, len(grid.powers), width)
     parts = [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]
@@ -305,7 +295,7 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
         ln_k=grid.ln_k,
         beta=grid.betas[beta],
         log_one_minus_cutoff=log_cutoff,
-        objective=count / max(1, len(criterion.clean)),
+        objective=count / max(1, len(criterion.clean_NK)),
         objective_count=count,
         kept_predicted=int(kept[index]),
         n_robust=criterion.n_attacked,

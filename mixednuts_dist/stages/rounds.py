@@ -231,9 +231,8 @@ class Rounds:
         kept_N = self._robust_N & ~self._broken[_mixed(entry)]
         kept_N &= mixed_classes(rows.rob_clean_BK, rows.std_pred_B, mixture) == rows.labels_B
         kept_N &= mixed_classes(rows.rob_attacked_BK, self._std_attacked_N, mixture) == rows.labels_B
-        if points.std_pred_P is not None:
-            classes_P = mixed_classes(points.rob_logits_PK, points.std_pred_P, mixture)
-            kept_N[points.image_P[classes_P != rows.labels_B[points.image_P]]] = False
+        classes_P = mixed_classes(points.rob_logits_PK, points.std_pred_P, mixture)
+        kept_N[points.image_P[classes_P != rows.labels_B[points.image_P]]] = False
         return int(kept_N.sum())
 
 

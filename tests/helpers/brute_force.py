@@ -1,6 +1,7 @@
 """The best margin threshold found by trying every threshold, and random cached logits to try it on."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,12 +9,12 @@ from torch import Tensor
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.mixture import Mixture, mixed_clean_correct
 from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.inputs import AttackedPoints, CachedLogits
-from mixednuts_dist.selection.selection import Selection, select_parameters_exact
+from mixednuts_dist.selection.selection import Selection, search_grid
 
 GRID = Grid((0.05, 0.4, 2.0), (0.8, 1.5, 3.0), (-1.6, -0.7, 0.2), betas=(1.0, 0.97, 0.9, 0.7, 0.3, 0.0))
-AXES = {"scales": GRID.scales, "powers": GRID.powers, "biases": GRID.biases, "betas": GRID.betas}
 
 
 def rows(n: int = 150, n_classes: int = 10, *, seed: int = 0) -> CachedLogits:
@@ -30,21 +31,19 @@ def rows(n: int = 150, n_classes: int = 10, *, seed: int = 0) -> CachedLogits:
 
 
 def with_points(cached: CachedLogits, n_points: int, *, seed: int = 1) -> AttackedPoints:
-    """Several points of some images; `rob` is wrong on a few of them."""
+    """Several points of some images, with margins for any class of `std`; `rob` is wrong on a few of them."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.randint(len(cached.labels_B) // 2, (n_points,), generator=generator)
     logits = cached.rob_attacked_BK[image] + 0.4 * torch.randn(
         n_points, cached.rob_attacked_BK.shape[1], generator=generator
     )
     logits[torch.arange(n_points), cached.labels_B[image]] -= 0.3
-    return AttackedPoints(logits, image)
+    return AttackedPoints(logits, image, cached.labels_B[image])
 
 
-def exact(cached: CachedLogits, points: AttackedPoints | None = None, **changes: str) -> Selection:
-    return select_parameters_exact(
-        cached.rob_attacked_BK, cached.labels_B, cached.rob_clean_BK, cached.labels_B, cached.std_pred_B,
-        **AXES, points=points, **changes,
-    )  # type: ignore[arg-type]  # fmt: skip
+def exact(cached: CachedLogits, points: AttackedPoints | None = None, clamp: str = "gelu") -> Selection:
+    criterion = ExactCriterion.from_rows(replace(cached, points=points), clamp=clamp, ln_k=None)
+    return search_grid(criterion, replace(GRID, clamp=clamp))
 
 
 def smallest_margins(cached: CachedLogits, points: AttackedPoints | None, transform: LogitTransform) -> Tensor:
