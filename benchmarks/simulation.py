@@ -48,7 +48,7 @@ def simulate(
 ) -> Outcome:
     """One stage over images that cost `seconds` each on a worker of speed 1; one worker for each of `speeds`."""
     partitions = split_images(len(seconds), partition_size)
-    queue = WorkQueue(partitions, weights=weights)
+    queue = WorkQueue(partitions, weights)
     begun = list(itertools.accumulate(seconds, initial=0.0))
     free, tick = list(range(len(speeds))), itertools.count()
     running: list[tuple[float, int, int]] = []  # ends at, order, worker
@@ -72,12 +72,10 @@ class Sleeper:
     async def locate(self) -> Place:
         return Place(str(ray.get_runtime_context().get_node_id()))
 
-    async def ready(self) -> str:
-        return "cpu"
+    async def ready(self) -> float:
+        return self.seconds
 
-    async def process(
-        self, partition: Partition, task: Task, _prefetched: tuple[Partition, ...], _measured: None
-    ) -> PartitionSummary:
+    async def process(self, partition: Partition, task: Task, _prefetched: tuple[Partition, ...]) -> PartitionSummary:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
         return PartitionSummary(

@@ -1,19 +1,16 @@
 """Connects to a Ray cluster, or starts a private Ray on this machine that ends with the process."""
 
-import ctypes
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import psutil
 import ray
@@ -23,10 +20,7 @@ from ..errors import ClusterError
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0  # for a cluster on a busy machine; importing Ray takes several of these seconds
-_CONSTANTS = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
 _STARTS = 3  # tries to start a private Ray, whose own limit of 30 s may be too short on a busy machine
-_TOO_SLOW = "timed out during startup"
-_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER, from linux/prctl.h
 _LOOK_SECONDS = 1.0  # between two connections to Ray's head
 _OWN_HEAD_SECONDS = 3.0  # a private head that refuses connections for this long has ended
 # The head of a cluster may restart. After the full time, Ray aborts the process with its own message.
@@ -37,73 +31,65 @@ WITHOUT_RAY = "The same command with --local needs no Ray: its workers are proce
 logger = logging.getLogger(__name__)
 
 
-def connect(address: str | None) -> "HeadWatch | None":
+def connect(address: str | None) -> threading.Event:
     """Connect to the cluster at the address; without one (or at "local"), start a private Ray.
 
-    Returns a watch over Ray's head; call its `stop` before disconnecting. A Ray Client has none, because its server
-    reports a lost head.
+    Returns an event, which must be set before disconnecting: until then, this process ends if Ray's head is lost.
 
     Raises:
         ClusterError: if no cluster answers at the address, or Ray does not start.
     """
+    over = threading.Event()
     if not address or address == "local":
-        return HeadWatch(None, _start())
-    require_answer(address)
-    try:
-        with _own_signal_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError) as error:  # another version of Ray or Python, for example
-        raise ClusterError(f"the Ray cluster at {address!r} cannot be used: {error}") from error
-    return None if address.startswith("ray://") else HeadWatch(address)
+        address = None
+        _start()
+    else:
+        require_answer(address)
+        try:
+            with _own_signal_handlers():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:  # another version of Ray or Python, for example
+            raise ClusterError(f"the Ray cluster at {address!r} cannot be used: {error}") from error
+        if address.startswith("ray://"):
+            return over  # its server reports a lost head
+    threading.Thread(target=_watch_head, args=(address, over), name="head", daemon=True).start()
+    return over
 
 
-class HeadWatch:
-    """Ends this process with a clear message if Ray's head stays unreachable.
+def _watch_head(address: str | None, over: threading.Event) -> None:
+    """End this process with a clear message if Ray's head stays unreachable.
 
     Ray's libraries wait for the head inside calls that no exception reaches, and then abort the process.
 
     Args:
-        address: the address of a cluster; None for a private Ray, whose head is never restarted.
-        processes: the processes of the private Ray, which end too.
+        address: the address of a cluster; None for a private Ray, whose head is never restarted and whose processes
+            end too.
     """
-
-    def __init__(self, address: str | None, processes: Sequence[psutil.Process] = ()) -> None:
-        self._address, self._processes, self._over = address, processes, threading.Event()
-        host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
-        self._head = host.strip("[]"), int(port)
-        threading.Thread(target=self._watch, name="head", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop watching, before the connection is closed."""
-        self._over.set()
-
-    def _watch(self) -> None:
-        last_seen, warned = time.monotonic(), False
-        while not self._over.wait(_LOOK_SECONDS):
-            try:
-                socket.create_connection(self._head, timeout=_CONNECT_SECONDS).close()
-            except OSError as error:
-                gone = time.monotonic() - last_seen
-                if self._address and not warned and gone > _OWN_HEAD_SECONDS:
-                    logger.warning("the head of the Ray cluster at %s does not answer (%s)", self._address, error)
-                    warned = True
-                if gone >= (_HEAD_SECONDS if self._address else _OWN_HEAD_SECONDS) and not self._over.is_set():
-                    self._give_up(gone)
-            else:
-                last_seen, warned = time.monotonic(), False
-
-    def _give_up(self, gone: float) -> None:
-        where = f"cluster at {self._address}" if self._address else "that this command has started"
-        logger.error(
-            "the head of the Ray %s is gone (no answer for %.0f s). Finished partitions are kept: the same command "
-            "resumes%s",
-            where, gone, " once the head is back" if self._address else f". {WITHOUT_RAY}",
-        )  # fmt: skip
-        if sys.stderr.isatty():
-            sys.stderr.write("\x1b[?25h")  # shows the cursor, which a progress bar hides
-            sys.stderr.flush()
-        _kill(self._processes)
-        os._exit(1)
+    host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
+    last_seen, warned = time.monotonic(), False
+    while not over.wait(_LOOK_SECONDS):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+            last_seen, warned = time.monotonic(), False
+        except OSError as error:
+            gone = time.monotonic() - last_seen
+            if address and not warned and gone > _OWN_HEAD_SECONDS:
+                logger.warning("the head of the Ray cluster at %s does not answer (%s)", address, error)
+                warned = True
+            if gone >= (_HEAD_SECONDS if address else _OWN_HEAD_SECONDS) and not over.is_set():
+                break
+    else:
+        return
+    where, how = f"cluster at {address}", " once the head is back"
+    if address is None:
+        where, how = "that this command has started", f". {WITHOUT_RAY}"
+        _kill(psutil.Process().children())
+    kept = "Finished partitions are kept: the same command resumes"
+    logger.error("the head of the Ray %s is gone (no answer for %.0f s). %s%s", where, gone, kept, how)
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # shows the cursor, which a progress bar hides
+        sys.stderr.flush()
+    os._exit(1)
 
 
 def require_answer(address: str) -> None:
@@ -122,90 +108,48 @@ def require_answer(address: str) -> None:
     try:
         socket.create_connection((parts[2].strip("[]"), int(parts[3])), timeout=_CONNECT_SECONDS).close()
         if not parts[1]:  # a Ray Client has its own time limit
-            _require_status(address)
-    except OSError as error:
+            # A separate process, because Ray's connection ignores time limits and Ctrl-C.
+            command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+            if done.returncode:
+                raise OSError(shortened((done.stderr or done.stdout).strip().rpartition("\n")[2], 200))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = (
+            f"nothing answers as Ray within {_ANSWER_SECONDS:g} s"
+            if isinstance(error, subprocess.TimeoutExpired)
+            else error
+        )
         raise ClusterError(
-            f"no Ray cluster answers at {address!r} ({error}); start one, or leave the address out"
+            f"no Ray cluster answers at {address!r} ({why}); start one, or leave the address out"
         ) from error
 
 
-def _require_status(address: str) -> None:
-    """Run `ray status` in a separate process, because Ray's connection ignores time limits and Ctrl-C.
-
-    Raises:
-        OSError: if the server is not Ray, or does not answer in time.
-    """
-    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"what listens there did not answer as Ray within {_ANSWER_SECONDS:g} s") from error
-    if done.returncode:
-        raise OSError(shortened((done.stderr or done.stdout).strip().rpartition("\n")[2], 200))
-
-
-def _start() -> list[psutil.Process]:
-    """Start a private Ray and return its processes; repeat a start that was too slow."""
+def _start() -> None:
+    """Start a private Ray."""
+    before = psutil.Process().children()
     for left in reversed(range(_STARTS)):
-        before = psutil.Process().children()
         try:
-            with _killing_leftovers(before), _private_settings(), _own_signal_handlers():
+            with _private_settings(), _own_signal_handlers():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-            return _children_since(before)
+            return
         except Exception as error:  # Ray has no exception class for a failed start
-            slow = _TOO_SLOW in str(error)
-            if slow and left:
-                logger.warning("a local Ray did not start in time; trying again. %s", _session_folder())
-                continue
-            what = f"a local Ray did not start, {_STARTS} times; is the machine busy?" if slow else (
-                "a local Ray does not start:"
-            )  # fmt: skip
-            raise ClusterError(f"{what} {error}\n{_session_folder()}\n{WITHOUT_RAY}") from error
-    raise AssertionError("the last try returns or raises")
+            _kill([process for process in psutil.Process().children() if process not in before])
+            if not left:
+                raise ClusterError(
+                    f"a local Ray does not start: {error}\nIs the machine busy, or the disk of RAY_TMPDIR, TMPDIR or "
+                    f"/tmp full? {WITHOUT_RAY}"
+                ) from error
+            logger.warning("a local Ray did not start; trying again: %s", error)
 
 
-def _session_folder() -> str:
-    """Describe the folder of Ray's session and its free space, because Ray does not report a full disk."""
-    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
-    folder = os.environ.get(name) or "/tmp"
-    try:
-        free = f"has {shutil.disk_usage(folder).free:,} bytes free"
-    except OSError as error:
-        free = f"cannot be used ({error.strerror})"
-    return f"Its session is kept in {folder}, which {free}; {name} names another place"
-
-
-def _children_since(before: Sequence[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in psutil.Process().children() if process not in before]
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill these processes and their children."""
+def _kill(processes: list[psutil.Process]) -> None:
+    """Kill these processes and their children, and wait for the end of the former."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             for each in (*process.children(recursive=True), process):
                 with suppress(psutil.NoSuchProcess):
                     each.kill()
-
-
-@contextmanager
-def _killing_leftovers(before: Sequence[psutil.Process]) -> Iterator[None]:
-    """If the block fails, kill all children of this process except those in `before`.
-
-    Ray kills a raylet that is too slow, but not the raylet's agents, which would slow down the next try for a minute.
-    This process therefore adopts orphans during the block.
-    """
-    prctl: Any = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
-    prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
-    try:
-        yield
-    except BaseException:
-        while left := _children_since(before):
-            _kill(left)
-            psutil.wait_procs(left)
-        raise
-    finally:
-        prctl(_ADOPT_ORPHANS, 0, 0, 0, 0)
+    psutil.wait_procs(processes, timeout=_CONNECT_SECONDS)
 
 
 @contextmanager
@@ -218,20 +162,13 @@ def _private_settings() -> Iterator[None]:
     from ray._private import ray_constants
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
-    before = {name: getattr(ray_constants, name) for name in _CONSTANTS if hasattr(ray_constants, name)}
-    if len(before) < len(_CONSTANTS):
-        logger.warning(
-            "Ray %s lacks a setting that this release knows: the private Ray may listen beyond loopback, and under "
-            "`uv run` its workers may build separate environments",
-            ray.__version__,
-        )
-    for name in before:
-        setattr(ray_constants, name, False)
+    uv = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"  # some versions lack it
+    before = {"ENABLE_RAY_CLUSTER": ray_constants.ENABLE_RAY_CLUSTER, uv: getattr(ray_constants, uv, None)}
+    vars(ray_constants).update(dict.fromkeys(before, False))
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(ray_constants, name, value)
+        vars(ray_constants).update(before)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """One worker in the driver's own thread: breakpoints work, and exceptions surface unchanged with their traceback."""
 
-import os
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,14 +31,11 @@ class _Here:
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
         """Return the result; an exception of the method is raised here."""
-        future, own = Future[Any](), os.getpid()
+        future = Future[Any]()
         try:
             future.set_result(getattr(self._worker, method)(*arguments))
         except SystemExit as error:  # it would end the command without a message
             raise RuntimeError(f"sys.exit({error.code!r}) was called in {method}") from error
-        finally:
-            if os.getpid() != own:  # a classifier has forked this process
-                os._exit(0)
         return future
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """Worker processes on this machine, without Ray: one per GPU or, without GPUs, one per `compute.num_cpus` cores.
 
-The driver writes each call to a process's standard input as a pickled (number, method, arguments), and reads (number,
-value, error, traceback) from its standard output. The output of classifiers goes to the process's log, and the message
-about a lost worker shows the end of that log. A process ends when its input ends, which happens if the driver dies.
+The driver writes each call to a process's standard input as a pickled (method, arguments), and reads (value, error,
+traceback) from its standard output. The output of classifiers goes to the process's log, and the message about a lost
+worker shows the end of that log. A process ends when its input ends, which happens if the driver dies.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
 import torch
@@ -72,12 +72,11 @@ def _gpus() -> list[str]:
 
 
 class _Process:
-    """A worker in its own process."""
+    """A worker in its own process, and the thread of this process that waits for its results."""
 
     def __init__(self, spec: WorkerSpec, num_gpus: float, share: int, visible: dict[str, str]) -> None:
         self.share, self.ended = share, False
-        self._calls: dict[int, Future[Any]] = {}
-        self._numbers, self._lock, self._log = itertools.count(), threading.Lock(), tempfile.TemporaryFile()  # noqa: SIM115
+        self._log, self._thread = tempfile.TemporaryFile(), ThreadPoolExecutor(1)  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             start_new_session=True,  # only the driver receives Ctrl-C; it ends its workers
@@ -85,66 +84,52 @@ class _Process:
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
-        self._send((spec, num_gpus))
-        threading.Thread(target=self._read, name="answers", daemon=True).start()
+        self._thread.submit(self._send, (spec, num_gpus))
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
         """See `Worker`."""
-        future, number = Future[Any](), next(self._numbers)
-        with self._lock:
-            if not self.ended:
-                self._calls[number] = future
-                self._send((number, method, arguments))
-                return future
-        future.set_exception(WorkerLost("the process has ended"))
-        return future
+        return self._thread.submit(self._result, method, arguments)
 
     def end(self) -> None:
         """See `Worker`."""
         self.ended = True
         self._process.kill()
         self._process.wait()
+        self._thread.submit(self._close)
+        self._thread.shutdown(wait=False)
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # the process is dead, and `_read` notices the end of its output
+        with contextlib.suppress(OSError):  # the process is dead, and its output has ended
             self._requests.write(pickle.dumps(message))
             self._requests.flush()
 
-    def _read(self) -> None:
-        """Complete the calls whose results arrive and, after the process has ended, all others.
+    def _close(self) -> None:
+        for file in (self._requests, self._answers, self._log):
+            with contextlib.suppress(OSError):  # it may hold a call that the process did not read
+                file.close()
 
-        A process whose result cannot be unpickled is ended, whatever the exception.
+    def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Return what the method returns in the process, or raise what it raises.
+
+        Raises:
+            WorkerLost: if the process ends, or its result cannot be unpickled.
         """
-        with contextlib.suppress(Exception):
-            while True:
-                number, value, error, trace = pickle.load(self._answers)
-                if error is not None:
-                    with contextlib.suppress(Exception):  # an exception that is a frozen dataclass
-                        error.__cause__ = RuntimeError(f"in the worker:\n{trace}")
-                with self._lock:
-                    future = self._calls.pop(number)
-                if error is None:
-                    future.set_result(value)
-                else:
-                    future.set_exception(error)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_SECONDS)
-        self._process.kill()
-        code = self._process.wait()
-        with self._lock:
-            self.ended, left = True, [*self._calls.values()]
-        self._answers.close()
-        with contextlib.suppress(OSError):
-            self._requests.close()
-        reason = f"{_ending(code)}{self._last_words()}"
-        for future in left:
-            future.set_exception(WorkerLost(reason))
+        self._send((method, arguments))
+        try:
+            value, error, trace = pickle.load(self._answers)
+        except Exception:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_END_SECONDS)
+            self._process.kill()
+            raise WorkerLost(f"{_ending(self._process.wait())}{self._last_words()}") from None
+        if error is not None:
+            raise error from RuntimeError(f"in the worker:\n{trace}")
+        return value
 
     def _last_words(self) -> str:
         self._log.seek(0, io.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _LAST_WORDS))
         text = self._log.read().decode(errors="replace").strip()
-        self._log.close()
         return f"\n{text}" if text else ""
 
 
@@ -163,8 +148,8 @@ def _ending(code: int) -> str:
 def serve() -> None:
     """Run the calls from standard input, one after the other, until the input ends."""
     requests, answers = _own_pipes()
-    own, worker = os.getpid(), AttackWorker(*pickle.load(requests))
-    calls: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
+    worker = AttackWorker(*pickle.load(requests))
+    calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -174,10 +159,7 @@ def serve() -> None:
 
     threading.Thread(target=read, name="calls", daemon=True).start()
     while True:
-        content = _result(worker, *calls.get())
-        if os.getpid() != own:  # a classifier has forked this process
-            os._exit(0)
-        answers.write(content)
+        answers.write(_pickled_result(worker, *calls.get()))
         answers.flush()
 
 
@@ -189,17 +171,17 @@ def _own_pipes() -> tuple[IO[bytes], IO[bytes]]:
     return requests, answers
 
 
-def _result(worker: AttackWorker, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """Call a method and return the pickled result or exception."""
+def _pickled_result(worker: AttackWorker, method: str, arguments: tuple[Any, ...]) -> bytes:
+    """Call a method and return its pickled result or exception."""
     try:
-        return pickle.dumps((number, getattr(worker, method)(*arguments), None, ""))
+        return pickle.dumps((getattr(worker, method)(*arguments), None, ""))
     except (Exception, SystemExit) as error:
         trace = traceback.format_exc()
         try:
-            content = pickle.dumps((number, None, error, trace))
+            content = pickle.dumps((None, error, trace))
             pickle.loads(content)  # some exceptions cannot be unpickled
             if isinstance(error, SystemExit):  # in the driver, it would end the command
                 raise ValueError
         except Exception:
-            content = pickle.dumps((number, None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+            content = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
         return content

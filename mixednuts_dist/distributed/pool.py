@@ -12,27 +12,23 @@ import logging
 import math
 import queue
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import StoreError
+from ..errors import ClusterError, MixedNutsError, StoreError
 from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
 from ..storage.store import Store
 from .executor import Executor, PoolSettings, Worker, WorkerLost
-from .measurements import Measurements
-from .schedule import Failures, Places, WorkQueue
-from .starts import Starts
+from .schedule import Failures, Places, WorkQueue, in_short
 from .tasks import Task
 from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-_MEASURE_SECONDS = 600.0  # at most, until a worker has measured rows and precisions
 _LOOK_SECONDS = 5.0  # the driver sleeps at most this long before it looks at the clock
 
 
@@ -43,7 +39,7 @@ class _Slot:
     worker: Worker
     fresh: bool  # started for this stage
     place: Place | None = None  # unknown until the first call returns
-    device: str = ""  # its type; empty until the worker is ready
+    pass_seconds: float | None = None  # per image and forward pass; None until the worker is ready
     call: "Future[Any] | None" = None  # the open call
     method: str = ""  # the last call
     partition: Partition | None = None  # the argument of the open call
@@ -69,6 +65,11 @@ class Pool:
     _slots: list[_Slot] = field(default_factory=list)
     _completed: "queue.SimpleQueue[_Slot]" = field(default_factory=queue.SimpleQueue)
     _places: Places = field(default_factory=Places)
+    _starts: Places = field(default_factory=Places)  # the nodes on which workers have failed to start
+    _n_failed_starts: int = 0
+    _due: list[float] = field(default_factory=list)  # when the replacements of failed starts may begin
+    _any_ready: bool = False  # whether any worker has ever been ready
+    _next_look: float = 0.0
 
     def run(self, queue: WorkQueue) -> None:
         """Return when each partition is written or quarantined.
@@ -78,10 +79,8 @@ class Pool:
             ClusterError: if no worker starts; a worker's own MixedNutsError is passed on unchanged.
             StoreError: if no worker can read or write the storage.
         """
-        self._queue, store = queue, Store(self.spec.run_uri)
-        self._failures = Failures(store, self.task.stage, self.settings.max_tries)
-        self._measurements = Measurements(store, self.spec)
-        self._starts, self._next_look = Starts(self.settings), 0.0
+        self._queue, self._last_ready = queue, time.monotonic()
+        self._failures = Failures(Store(self.spec.run_uri), self.task.stage, self.settings.max_tries)
         try:
             while n_left := self._n_left():
                 self._look(n_left)
@@ -91,7 +90,7 @@ class Pool:
                 for slot in self._wait():
                     self._settle(slot)
                 self._kill_overdue()
-                self._starts.require_ready(bool(self._ready()), self.executor)
+                self._require_ready()
             for slot in self._idle():
                 self._slots.remove(slot)
                 self.executor.release(self.spec, self.settings, slot.worker)
@@ -106,7 +105,7 @@ class Pool:
         return len(self._queue) + sum(bool(slot.partition) for slot in self._slots)
 
     def _ready(self) -> list[_Slot]:
-        return [slot for slot in self._slots if slot.device]
+        return [slot for slot in self._slots if slot.pass_seconds is not None]
 
     def _idle(self) -> list[_Slot]:
         return [slot for slot in self._ready() if not slot.call]
@@ -123,28 +122,25 @@ class Pool:
 
     def _start_workers(self, n_left: int) -> None:
         """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
-        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._starts.n_delayed()):
+        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._n_delayed()):
             kept = self.executor.kept(self.spec, self.settings)
             slot = _Slot(kept or self.executor.begin(self.spec, self.settings), fresh=kept is None)
             self._slots.append(slot)
             self._begin(slot, "locate")
 
+    def _n_delayed(self) -> int:
+        """Return how many replacements of failed starts wait for their back-off."""
+        self._due = [due for due in self._due if due > time.monotonic()]
+        return len(self._due)
+
     def _give(self, slot: _Slot) -> None:
-        """Begin the next call of an idle worker: a partition, or a measurement that its type of device lacks."""
-        unmeasured, ready = self._measurements.missing(slot.device), self._ready()
-        if unmeasured and any(each.call and each.method == "measure" and each.device == slot.device for each in ready):
-            return
+        """Give an idle worker its next partition, unless its place is bad."""
         if self._places.is_bad(slot.place) and not self._may_try_again(slot):
             return
-        slot.partition = partition = self._queue.take(slot)
-        if partition is None:
-            return
-        if unmeasured:
-            self._begin(slot, "measure", partition)
-        else:
-            prefetched = self._queue.reserve(slot, len(ready), partition)
-            measured = self._measurements.of(slot.device)
-            self._begin(slot, "process", partition, self.task, prefetched, measured, n_prefetched=len(prefetched))
+        if (partition := self._queue.take(slot)) is not None:
+            prefetched = self._queue.reserve(slot, len(self._ready()), partition)
+            slot.partition, slot.n_prefetched = partition, len(prefetched)
+            self._begin(slot, "process", partition, self.task, prefetched)
 
     def _may_try_again(self, slot: _Slot) -> bool:
         """Whether a bad place gets work because nothing else runs.
@@ -158,13 +154,13 @@ class Pool:
         errors = self._places.last_errors()
         if all(isinstance(error, StoreError) for error in errors):
             raise errors[0]
-        if len(ready) < len(self._slots) or self._starts.n_delayed():  # other workers may come
+        if len(ready) < len(self._slots) or self._n_delayed():  # other workers may come
             return time.monotonic() - self._last_failure > self._places.back_off(slot.place)
         self._failures.raise_if_hopeless()
         return True
 
-    def _begin(self, slot: _Slot, method: str, *arguments: Any, n_prefetched: int = 0) -> None:
-        slot.method, slot.since, slot.n_prefetched = method, time.monotonic(), n_prefetched
+    def _begin(self, slot: _Slot, method: str, *arguments: Any) -> None:
+        slot.method, slot.since = method, time.monotonic()
         slot.call = slot.worker.call(method, *arguments)
         slot.call.add_done_callback(lambda _: self._completed.put(slot))
 
@@ -182,54 +178,71 @@ class Pool:
         """Note the result of a worker's call, good or bad."""
         if slot.call is None:
             return  # it was ended
-        call, partition = slot.call, slot.partition
-        slot.call = None
+        call, slot.call = slot.call, None
         if isinstance(error := call.exception(), Exception):
             self._failed(slot, error)
         elif slot.method == "locate":
             slot.place = call.result()
             self._begin(slot, "ready")
         elif slot.method == "ready":
-            slot.device, self._next_look = call.result(), 0.0
+            slot.pass_seconds, self._any_ready, self._next_look = call.result(), True, 0.0
             self._starts.succeeded(slot.node)
             logger.info("%s: a worker is ready", self.task.stage, extra={"node": slot.node, **self.settings.placement})
-        elif partition is not None:
+        elif slot.partition is not None:
+            self._places.succeeded(slot.place)
+            self._failures.any_done = True
+            self._queue.finished(slot.partition, call.result().seconds)
             slot.partition = None
-            if slot.method == "measure":
-                self._measurements.keep(slot.device, call.result())
-                self._queue.put_back(partition, failed=False)
-            else:
-                self._places.succeeded(slot.place)
-                self._failures.succeeded()
-                self._queue.finished(partition, call.result().seconds)
-                self.on_summary(call.result())
+            self.on_summary(call.result())
 
     def _failed(self, slot: _Slot, error: Exception) -> None:
         """Replace a worker whose call raised, and decide who is to blame: the partition, the place or the storage."""
         lost = isinstance(error, WorkerLost)
         gone = isinstance(error, WorkerLost) and (error.machine or self.executor.is_gone(slot.node))
-        reason = str(error).strip().partition("\n")[0] or "WorkerLost" if lost else f"{type(error).__name__}: {error}"
-        logger.warning("%s a worker: %s", "lost" if lost else "replacing", reason)
+        logger.warning("%s a worker: %s", "lost" if lost else "replacing", in_short(error))
         partition, n_nodes = slot.partition, len({each.node for each in self._ready()})
         self._end(slot)
         if partition is None:
             if slot.fresh and not gone:
-                self._starts.failed(slot.node, error, len(self._slots), any(each.place for each in self._slots))
+                self._start_failed(slot.node, error)
             return
         if not gone:
             self._places.failed(slot.place, error)
             self._last_failure = time.monotonic()
-        log = "".join(traceback.format_exception(error))
-        if gone:
-            again = self._failures.machine_lost(partition, reason, log)
-        elif isinstance(error, StoreError):
-            again = True  # the storage failed, not the partition
-        else:
-            what = f"the worker died: {reason}" if lost else reason
-            again = self._failures.failed(partition, what, log, slot.node, n_nodes)
-        if again:
+        if self._failures.failed(partition, error, None if gone else slot.node, n_nodes):
             self._queue.put_back(partition, failed=not gone)
             self.counts["retries"] += 1
+
+    def _start_failed(self, node: str, error: Exception) -> None:
+        """Note a failed start, whose replacement waits longer after each failure on the node.
+
+        Raises:
+            MixedNutsError: the worker's own, if no worker has ever been ready and none is likely to become ready.
+            ClusterError: the same for any other error.
+        """
+        self._n_failed_starts += 1
+        self._starts.failed(node, error)
+        self._due.append(time.monotonic() + self._starts.back_off(node))
+        most = self.settings.max_tries * (self.settings.n_workers if any(each.place for each in self._slots) else 1)
+        is_likely = self._n_failed_starts < most and (self._slots or isinstance(error, WorkerLost))
+        if self._any_ready or is_likely:
+            return
+        if isinstance(error, MixedNutsError):
+            raise error
+        raise ClusterError(f"no worker could start in {self._n_failed_starts} tries; the last one ended with: {error}")
+
+    def _require_ready(self) -> None:
+        """Raise ClusterError if no worker has been ready for `start_seconds`."""
+        settings = self.settings
+        if self._ready():
+            self._last_ready = time.monotonic()
+        elif time.monotonic() - self._last_ready > settings.start_seconds:
+            where = "".join(f", {name} {value}" for name, value in settings.placement.items())
+            raise ClusterError(
+                f"no worker was ready for {settings.start_seconds:g} s: {settings.n_workers} were requested, each with "
+                f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs{where}; {self.executor.room()}. Change "
+                "compute.num_workers, num_cpus or num_gpus to what it has, or raise compute.start_seconds"
+            )
 
     def _kill_overdue(self) -> None:
         """Replace workers whose call takes far longer than it should."""
@@ -241,16 +254,13 @@ class Pool:
 
     def _seconds_allowed(self, slot: _Slot) -> float:
         if slot.method == "ready":
-            return math.inf if slot.device else self.settings.start_seconds
-        if slot.partition is None:  # idle, or waiting for a machine
+            return math.inf if slot.pass_seconds is not None else self.settings.start_seconds
+        if slot.partition is None or slot.pass_seconds is None:  # idle, or waiting for a machine
             return math.inf
-        n_tries = self._failures.tries(slot.partition)
-        if slot.method == "measure":  # all workers on such devices wait for it
-            allowed = _MEASURE_SECONDS
-        else:
-            allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog)
+        at_most = self.task.n_passes * slot.pass_seconds
+        allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog, at_most)
         # It may just be slow, so each try has twice the time. Prefetched partitions are computed in the same batches.
-        return allowed * 2.0**n_tries * (1 + slot.n_prefetched)
+        return allowed * 2.0 ** self._failures.tries(slot.partition) * (1 + slot.n_prefetched)
 
     def _end(self, slot: _Slot) -> None:
         """End a worker, even during a call."""

@@ -3,20 +3,22 @@
 Each part is a partition of the pool: workers write the parts in any order, on any node.
 """
 
+import functools
 import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import errors
+import numpy as np
+
 from ..config.compute_config import ComputeConfig
 from ..config.run_config import digest
 from ..config.threat import ThreatModel
 from ..config.uris import DatasetSource
-from ..errors import DatasetError, MixedNutsError
+from ..errors import DatasetError
 from ..images.arrays import ArrayImages
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..images.image_files import ImageFiles
@@ -39,18 +41,16 @@ from .tasks import Task
 from .worker_spec import WorkerSpec
 
 PART_SIZE = 100
-_orders: dict[tuple[str, int, int], Sequence[int]] = {}  # the last one
 
 
 @dataclass(frozen=True)
 class PartDone:
-    """A stored part, whose images all have `image_shape`, or the error of the worker that should have stored it."""
+    """A stored part, whose images all have `image_shape`."""
 
     part: ImagePart
     image_shape: tuple[int, int, int]
     was_there: bool
     seconds: float
-    error: tuple[str, str] | None = None  # the class and the message, which no pickle changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +62,23 @@ class PartTask(Task):
     seed: int
 
     def write(self, dataset: Dataset, partition: Partition) -> PartDone:
-        """Return the part, or a MixedNutsError that it ended in as a value: the first one ends the command."""
-        started, name = time.perf_counter(), partition.file_name
-        try:
-            store = Store(self.destination)
-            rows = finished_part(store, name, self.content_hash)
-            was_there = rows is not None
-            if rows is None:
-                order = _order(dataset, self.n_images, self.seed)
-                rows = _read(dataset, order[partition.start : partition.stop])
-                store.write(name, encode_part(rows, self.content_hash))
-        except MixedNutsError as error:
-            return PartDone(ImagePart(name, 0, 0, ""), (0, 0, 0), False, 0.0, (type(error).__name__, str(error)))
+        """Write the part in its own format; DatasetError if an image cannot be read."""
+        started, name, store = time.perf_counter(), partition.file_name, Store(self.destination)
+        there = finished_part(store, name, self.content_hash)
+        rows = there or _read(dataset, self.order(dataset)[partition.start : partition.stop])
+        if there is None:
+            store.write(name, encode_part(rows, self.content_hash))
         part = ImagePart(name, partition.start, partition.stop, rows.sha256)
-        return PartDone(part, rows.image_shape, was_there, time.perf_counter() - started)
+        return PartDone(part, rows.image_shape, there is not None, time.perf_counter() - started)
+
+    def order(self, dataset: Dataset) -> Sequence[int]:
+        """Return the order in which the parts hold the images."""
+        return _order(dataset.labels[: self.n_images].astype(np.int64).tobytes(), self.seed)
 
 
-def _order(dataset: Dataset, n_images: int, seed: int) -> Sequence[int]:
-    """Return the order in which the parts hold the images, computed once per process."""
-    key = labels_checksum(dataset), n_images, seed
-    if key not in _orders:
-        _orders.clear()
-        _orders[key] = balanced_order(dataset.labels[:n_images], seed)
-    return _orders[key]
+@functools.lru_cache(maxsize=1)
+def _order(labels: bytes, seed: int) -> Sequence[int]:
+    return balanced_order(np.frombuffer(labels, np.int64), seed)
 
 
 def _read(dataset: Dataset, indices: Sequence[int]) -> ImageRows:
@@ -111,75 +105,39 @@ def run(
     part_size: int = PART_SIZE,
     seed: int = 0,
     executor: Executor | None = None,
-    on_part: Callable[[PartDone, int], None] | None = None,
+    on_part: Callable[[PartDone, int], None] = lambda _part, _n_images: None,
 ) -> Manifest:
     """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
 
-    `on_part` is called with each part that is done and the total number of images.
+    `on_part` is called with each part that is done and the total number of images. The manifest is written last: a set
+    without one is not complete.
 
     Raises:
-        DatasetError: if the source cannot be used, or `destination` holds other images; at the first part that cannot
-            be read. Parts that are written stay.
-        StoreError: at the first part that cannot be written.
-        ClusterError, PartitionFailed: if no worker starts, or workers keep dying.
+        DatasetError: if the source cannot be used, or `destination` holds other images.
+        PartitionFailed: naming the parts that cannot be read, after all others are written.
+        StoreError, ClusterError: if no worker can write, or none starts.
     """
-    source = DatasetSource.of(uri)
+    source, store = DatasetSource.of(uri), Store(destination)
     if source.scheme == "parquet":
         raise DatasetError(f"{uri} is prepared already; use it as data.uri")
     dataset = open_dataset(source)
     n_images = n or len(dataset)
     if n_images > len(dataset):
         raise DatasetError(f"n={n_images}, but {uri} has {len(dataset)} images")
-    task = _task(dataset, destination, n_images, part_size, seed)
-    _refuse_others(task)
+    task = _task(dataset, store, n_images, part_size, seed)
     done: list[PartDone] = []
 
     def received(part: Any) -> None:
-        if part.error is not None:
-            kind, message = part.error
-            raise getattr(errors, kind, DatasetError)(message)
         done.append(part)
-        if on_part is not None:
-            on_part(part, n_images)
+        on_part(part, n_images)
 
-    compute = ComputeConfig(num_gpus=0)
-    with executing(executor, compute) as used:
-        pool = Pool(_spec(source, dataset, task), task, used.workers(compute), used, received)
-        pool.run(WorkQueue(split_images(n_images, part_size)))
-    return _finish(uri, dataset, task, done)
-
-
-def _task(dataset: Dataset, destination: str, n_images: int, part_size: int, seed: int) -> PartTask:
-    shuffled = hashlib.sha256(json.dumps(_order(dataset, n_images, seed)).encode()).hexdigest()
-    identity = {"source": dataset.checksum(n_images), "order": shuffled, "part_size": part_size}
-    target = Store(destination).uri  # absolute: a worker has another working folder
-    return PartTask(stage="prepare", content_hash=digest(identity), destination=target, n_images=n_images, seed=seed)
-
-
-def _spec(uri: DatasetSource, dataset: Dataset, task: PartTask) -> WorkerSpec:
-    """Return the specification of a worker with images and without classifiers."""
-    return WorkerSpec(
-        store_uri=task.destination, data=uri, classifiers={},
-        checksums={"labels": labels_checksum(dataset)}, threat=ThreatModel("Linf", 1 / 255), seed=0, ln_k=None,
-        batch_size=1, n_threads=1, working_folder=str(Path.cwd()),
+    spec = WorkerSpec(
+        store_uri=store.uri, data=source, classifiers={}, checksums={"labels": labels_checksum(dataset)},
+        threat=ThreatModel("Linf", 1 / 255), seed=0, ln_k=None, batch_size=1, n_threads=1,
+        working_folder=str(Path.cwd()),
     )  # fmt: skip
-
-
-def _refuse_others(task: PartTask) -> None:
-    """Refuse a destination that holds parts of another set of images."""
-    store = Store(task.destination)
-    if store.exists(MANIFEST):
-        there = open_parquet(DatasetSource(f"parquet:{task.destination}")).manifest
-        if there.content_hash != task.content_hash:
-            raise DatasetError(
-                f"{store.uri} already holds other images or another order ({len(there.labels)} images of "
-                f"{there.source}, seed {there.seed}); choose another --to, or delete it"
-            )
-
-
-def _finish(uri: str, dataset: Dataset, task: PartTask, done: Sequence[PartDone]) -> Manifest:
-    """Write the manifest, last of all: a set without one is not complete."""
-    done = sorted(done, key=lambda part: part.part.start)
+    with executing(executor, compute := ComputeConfig(num_gpus=0)) as used:
+        Pool(spec, task, used.workers(compute), used, received).run(WorkQueue(split_images(n_images, part_size)))
     shapes = {part.image_shape for part in done}
     if len(shapes) > 1:
         raise DatasetError(
@@ -189,10 +147,25 @@ def _finish(uri: str, dataset: Dataset, task: PartTask, done: Sequence[PartDone]
     manifest = Manifest(
         source=uri,
         content_hash=task.content_hash,
-        seed=task.seed,
+        seed=seed,
         image_shape=shapes.pop(),
-        parts=tuple(part.part for part in done),
-        labels=tuple(int(dataset.labels[i]) for i in _order(dataset, task.n_images, task.seed)),
+        parts=tuple(sorted((part.part for part in done), key=lambda part: part.start)),
+        labels=tuple(int(dataset.labels[i]) for i in task.order(dataset)),
     )
-    Store(task.destination).write(MANIFEST, manifest.to_json())
+    store.write(MANIFEST, manifest.to_json())
     return manifest
+
+
+def _task(dataset: Dataset, store: Store, n_images: int, part_size: int, seed: int) -> PartTask:
+    """Return the task; DatasetError if the destination holds parts of another set of images."""
+    task = PartTask(stage="prepare", content_hash="", destination=store.uri, n_images=n_images, seed=seed)
+    order = hashlib.sha256(json.dumps(task.order(dataset)).encode()).hexdigest()
+    found = digest({"source": dataset.checksum(n_images), "order": order, "part_size": part_size})
+    if store.exists(MANIFEST):
+        there = open_parquet(DatasetSource(f"parquet:{store.uri}")).manifest
+        if there.content_hash != found:
+            raise DatasetError(
+                f"{store.uri} already holds other images or another order ({len(there.labels)} images of "
+                f"{there.source}, seed {there.seed}); choose another --to, or delete it"
+            )
+    return replace(task, content_hash=found)

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import re
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -35,7 +36,7 @@ class RayExecutor(Executor):
 
     def __init__(self, address: str | None = None) -> None:
         super().__init__(address or os.environ.get("RAY_ADDRESS"))
-        self._started = False
+        self._disconnects: threading.Event | None = None  # of the connection, if this executor made it
 
     @property
     def _is_local(self) -> bool:
@@ -46,16 +47,14 @@ class RayExecutor(Executor):
         if ray.is_initialized():
             return
         self.report("starting Ray on this machine" if self._is_local else f"connecting to Ray at {self.address}")
-        self._watch = connect(self.address)
-        self._started = True
+        self._disconnects = connect(self.address)
 
     def close(self) -> None:
         """Disconnect, or stop the local Ray, if this executor made the connection."""
-        if self._started:
-            if self._watch is not None:
-                self._watch.stop()
+        if self._disconnects is not None:
+            self._disconnects.set()
+            self._disconnects = None
             ray.shutdown()
-            self._started = False
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
         """Return as many workers as the cluster has room for, unless their number is configured."""
@@ -114,7 +113,7 @@ class RayWorker(AttackWorker):
         """Return the id of its Ray node and its GPUs."""
         return super().locate()._replace(node=str(ray.get_runtime_context().get_node_id()))
 
-    def ready(self) -> str:
+    def ready(self) -> float:
         """Load everything, as the plain worker does."""
         log_json()
         return super().ready()

@@ -8,16 +8,17 @@ worker for which nothing else is left takes a partition that is reserved for ano
 """
 
 import logging
-import math
+import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import PartitionFailed, printable
+from ..errors import PartitionFailed, StoreError, printable
 from ..storage.outages import PATIENCE_SECONDS
 from ..storage.partitions import Partition
 from ..storage.store import Store
+from .executor import WorkerLost
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,13 @@ class WorkQueue:
     """The partitions in the order in which they go out.
 
     Args:
-        weights: the expected cost of each partition; its number of images if missing.
+        weights: the expected cost of each partition: the most expensive goes out first. Without weights, the cost is
+            the number of images, and the order is the given one.
     """
 
-    def __init__(self, partitions: Iterable[Partition], *, weights: Mapping[Partition, float] | None = None) -> None:
+    def __init__(self, partitions: Iterable[Partition], weights: Mapping[Partition, float] | None = None) -> None:
         self._weights = weights or {}
-        self._pending = deque(sorted(partitions, key=self._weight, reverse=True))
+        self._pending = deque(sorted(partitions, key=self._weight, reverse=True) if weights else partitions)
         self._reserved: dict[Any, deque[Partition]] = {}  # worker -> the partitions that it gets next
         self._failed: set[Partition] = set()  # these are computed without prefetched ones
         self._slowest = 0.0  # the most seconds per unit of expected cost that a finished partition took
@@ -81,15 +83,15 @@ class WorkQueue:
         """Note how long a partition took."""
         self._slowest = max(self._slowest, seconds / self._weight(partition))
 
-    def seconds_allowed(self, partition: Partition, times: float) -> float:
+    def seconds_allowed(self, partition: Partition, times: float, at_most: float) -> float:
         """Return how long a partition may take: `times` what it would take at the pace of the slowest finished one.
 
-        Infinity before any partition is finished. The slowest pace counts because a robust image costs 30 times as much
-        as a broken one, so the mean would be too short for a partition of robust images only.
+        The slowest pace counts because a robust image costs 30 times as much as a broken one, so the mean would be too
+        short for a partition of robust images only. Before any partition is finished, `at_most` seconds per image are
+        expected.
         """
-        if not self._slowest:
-            return math.inf
-        return max(LEAST_OVERDUE, times * self._slowest * self._weight(partition))
+        expected = self._slowest * self._weight(partition) or at_most * len(partition)
+        return max(LEAST_OVERDUE, times * expected)
 
     def _weight(self, partition: Partition) -> float:
         return self._weights.get(partition, float(len(partition)))
@@ -148,54 +150,53 @@ class Failures:
     store: Store
     stage: str
     max_tries: int
+    any_done: bool = False  # whether any partition was computed
     _records: dict[Partition, _Record] = field(default_factory=dict)
     _quarantined: dict[Partition, str] = field(default_factory=dict)  # -> the reason as a sentence
-    _any_done: bool = False
 
     def tries(self, partition: Partition) -> int:
         """Return how many tries of the partition have failed."""
         return self._records[partition].tries if partition in self._records else 0
 
-    def failed(self, partition: Partition, reason: str, log: str, node: str, n_nodes: int) -> bool:
-        """Note a failed try on one of `n_nodes` nodes; returns whether the partition may be tried again.
+    def failed(self, partition: Partition, error: Exception, node: str | None, n_nodes: int) -> bool:
+        """Note a failed try; returns whether the partition may be tried again.
 
         A partition is quarantined after `max_tries` failures. If there are several nodes, two of them must have failed,
-        because one broken machine must not condemn the partitions that it happens to get.
+        because one broken machine must not condemn the partitions that it happens to get. A lost machine and a failure
+        of the storage use up no try.
+
+        Args:
+            node: the node on which it failed, one of `n_nodes`; None if that machine is lost.
         """
-        record = self._records.setdefault(partition, _Record())
-        reason = printable(reason)
-        record.tries, record.reason, record.log = record.tries + 1, reason, log
-        record.nodes.add(node)
-        logger.warning("%s: try %d of %d failed on node %s: %s", partition, record.tries, self.max_tries, node, reason)
-        believed = n_nodes < 2 or len(record.nodes) > 1 or record.tries >= MOST_TRIES * self.max_tries
-        if record.tries < self.max_tries or not believed:
+        if isinstance(error, StoreError):
             return True
-        self._quarantine(partition, f"failed {record.tries} of {self.max_tries} tries: {reason}", log)
-        return False
-
-    def machine_lost(self, partition: Partition, reason: str, log: str) -> bool:
-        """Note a lost machine, which uses up no try; returns whether the partition may be tried again."""
         record = self._records.setdefault(partition, _Record())
-        record.lost_machines += 1
-        if record.lost_machines < MAX_LOST_MACHINES:
-            return True
-        what = f"lost {record.lost_machines} machines, one after the other: {reason}"
-        self._quarantine(partition, what, log)
-        return False
-
-    def succeeded(self) -> None:
-        """Note that a partition was computed, whether or not it is written."""
-        self._any_done = True
+        died = "the worker died: " if isinstance(error, WorkerLost) else ""
+        record.reason, record.log = died + printable(in_short(error)), "".join(traceback.format_exception(error))
+        if node is None:
+            record.lost_machines += 1
+            what, again = f"lost {record.lost_machines} machines", record.lost_machines < MAX_LOST_MACHINES
+        else:
+            record.tries += 1
+            record.nodes.add(node)
+            believed = n_nodes < 2 or len(record.nodes) > 1 or record.tries >= MOST_TRIES * self.max_tries
+            what, again = (
+                f"failed {record.tries} of {self.max_tries} tries",
+                record.tries < self.max_tries or not believed,
+            )
+            logger.warning("%s %s, the last one on node %s: %s", partition, what, node, record.reason)
+        if not again:
+            self._quarantine(partition, what, record)
+        return again
 
     def raise_if_hopeless(self) -> None:
         """Raise PartitionFailed if nothing has succeeded in `HOPELESS * max_tries` tries."""
         n_tries = sum(record.tries for record in self._records.values())
-        if self._any_done or n_tries < HOPELESS * self.max_tries:
+        if self.any_done or n_tries < HOPELESS * self.max_tries:
             return
         if not self._quarantined:
             partition, record = next(item for item in self._records.items() if item[1].tries)
-            what = f"failed {record.tries} of {self.max_tries} tries: {record.reason}"
-            self._quarantine(partition, what, record.log)
+            self._quarantine(partition, f"failed {record.tries} of {self.max_tries} tries", record)
         raise PartitionFailed(f"{self._sentences()}\nAll of {n_tries} tries have failed, so the rest was not tried")
 
     def raise_if_quarantined(self) -> None:
@@ -206,7 +207,14 @@ class Failures:
     def _sentences(self) -> str:
         return "\n".join(self._quarantined[key] for key in sorted(self._quarantined, key=lambda part: part.start))
 
-    def _quarantine(self, partition: Partition, what: str, log: str) -> None:
-        path = error_log(self.stage, partition)
-        self._quarantined[partition] = f"{partition} {what}. Log: {self.store.address(path)}"
-        self.store.write(path, f"{self.stage} {partition} {what}\n{log}\n".encode())
+    def _quarantine(self, partition: Partition, what: str, record: _Record) -> None:
+        path, sentence = error_log(self.stage, partition), f"{partition} {what}: {record.reason}"
+        self._quarantined[partition] = f"{sentence}. Log: {self.store.address(path)}"
+        self.store.write(path, f"{self.stage} {sentence}\n{record.log}\n".encode())
+
+
+def in_short(error: Exception) -> str:
+    """Return the first line of a lost worker's last words, or the class and the message of another error."""
+    if isinstance(error, WorkerLost):
+        return str(error).strip().partition("\n")[0] or "WorkerLost"
+    return f"{type(error).__name__}: {error}"

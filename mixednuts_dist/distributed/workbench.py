@@ -39,7 +39,7 @@ from ..mixing.transforms import IdentityTransform
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import read_columns
-from .measurements import DeviceSettings
+from .measurements import DeviceSettings, device_settings
 from .worker_spec import WorkerSpec
 
 
@@ -168,11 +168,6 @@ class Workbench:
         finally:
             partial_results.reset(token)
 
-    @property
-    def n_forward_begun(self) -> int:
-        """Return the number of passes so far on images of prefetched partitions."""
-        return sum(engine.n_forward_begun for engine in self._engines.values())
-
     def settings(self, x: Tensor) -> dict[str, Any]:
         """Return rows, precisions and repeatability as fields of `PartitionSummary`."""
         shape, measured = self._decisions(x)
@@ -181,19 +176,18 @@ class Workbench:
         return {**rows, "precision": precision, "repeatable": measured.repeatable}
 
     def _decisions(self, x: Tensor) -> tuple[BatchShape, DeviceSettings]:
+        """Return rows and precisions, which a run stores for each type of device if any of them is "auto"."""
         if self._settled is None:
-            self.use(self.measured(x))
-        assert self._settled is not None
+            if "auto" in (self.spec.batch_size, self.spec.precision):
+                found = device_settings(Store(self.spec.run_uri), device_type(self.device), lambda: self._measured(x))
+            else:
+                found = self._measured(x)
+            for role, network in self.networks.items():
+                self.copies.decide(network, found.precision[role])
+            self._settled = BatchShape(found.rows, float32_rows=found.float32_rows), found
         return self._settled
 
-    def use(self, measured: DeviceSettings) -> None:
-        """Compute with the rows and precisions that were measured on a device of this type."""
-        if self._settled is None:
-            for role, network in self.networks.items():
-                self.copies.decide(network, measured.precision[role])
-            self._settled = BatchShape(measured.rows, float32_rows=measured.float32_rows), measured
-
-    def measured(self, x: Tensor) -> DeviceSettings:
+    def _measured(self, x: Tensor) -> DeviceSettings:
         """Return rows and precisions as configured or, for "auto", as they suit this device and these images."""
         rows, model = self.spec.batch_size, self.rob
         if "std" in self.networks:
@@ -207,3 +201,8 @@ class Workbench:
             precision={role: trial.of_network(net, x, rows).precision for role, net in self.networks.items()},
             repeatable=repeats_its_bits(model, x, rows, self.spec.precision),
         )
+
+
+def device_type(device: torch.device) -> str:
+    """Return the name of a GPU's model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

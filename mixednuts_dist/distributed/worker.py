@@ -6,10 +6,11 @@ Shapes: B images of a partition, K classes.
 """
 
 import logging
+import math
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -28,16 +29,16 @@ from ..storage.run_file import RUN
 from ..storage.store import Store
 from ..storage.tables import encode_table
 from .gpus import keep_to_share, unusable_gpu
-from .measurements import DeviceSettings
 from .output_checks import OutputChecks
 from .tasks import Task
 from .timing import PassSeconds, time_classifiers
-from .workbench import Workbench
+from .workbench import Workbench, device_type
 from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
+_PROBED_IMAGES = 4  # per pass, to measure roughly how long a pass takes
 
 
 class AttackWorker:
@@ -49,15 +50,14 @@ class AttackWorker:
 
     def __init__(self, spec: WorkerSpec, n_gpus: float = 0.0) -> None:
         # Nothing here may fail: an exception in an actor's constructor looks like a lost machine.
-        self.spec, self._n_gpus, self._is_ready = spec, n_gpus, False
-        self._unbilled = 0.0  # seconds of work on partitions that are not finished
+        self.spec, self._n_gpus, self._pass_seconds = spec, n_gpus, 0.0
 
     def locate(self) -> Place:
         """Return where it runs, before any step that may fail."""
         return Place(platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES", "") if self._n_gpus else "")
 
-    def ready(self) -> str:
-        """Load everything, unless that is done; returns the type of its device.
+    def ready(self) -> float:
+        """Load everything, unless that is done; returns about how many seconds a forward pass takes per image.
 
         Raises:
             ClusterError: if torch cannot use the worker's GPU.
@@ -65,8 +65,8 @@ class AttackWorker:
                 than the driver.
             StoreError: if this machine does not see the driver's storage.
         """
-        if self._is_ready:
-            return self._device_type()
+        if self._pass_seconds:
+            return self._pass_seconds
         if self._n_gpus and not torch.cuda.is_available():
             raise ClusterError(unusable_gpu())
         keep_to_share(self._n_gpus)
@@ -77,22 +77,32 @@ class AttackWorker:
         self.dataset = self._dataset()
         networks = {role: self._classifier(source, role) for role, source in self.spec.classifiers.items()}
         self.store = Store(self.spec.store_uri)
-        run_file = f"{self.spec.run}/{RUN}".lstrip("/")
-        if self.spec.classifiers and not self.store.exists(run_file):
-            self.store.require_bucket()
+        run = Store(self.spec.run_uri)
+        if networks and not run.exists(RUN):
+            run.require_bucket()
             raise StoreError(
-                f"{platform.node()} does not see {self.store.address(run_file)}, which the driver wrote: "
+                f"{platform.node()} does not see {run.address(RUN)}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
+        pass_seconds = self._time_a_pass(networks)
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
         self.checks = OutputChecks(
             networks, self.spec.classifiers, self.spec.n_classes, self.bench.logits, random=self.spec.random
         )
-        self._is_ready = True
-        return self._device_type()
+        self._pass_seconds = pass_seconds
+        return pass_seconds
 
-    def _device_type(self) -> str:
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+    def _time_a_pass(self, networks: Mapping[str, nn.Module]) -> float:
+        """Return the seconds per image of a small pass through all networks, after one as a warm-up."""
+        if not networks:
+            return math.inf
+        x, _ = self.dataset.read(0, min(2 * _PROBED_IMAGES, len(self.dataset)))
+        for part in torch.split(x.to(self.device), _PROBED_IMAGES):
+            started = time.perf_counter()
+            with torch.no_grad():
+                for network in networks.values():
+                    network(part).sum().item()  # which waits for the device
+        return (time.perf_counter() - started) / len(part)
 
     def _dataset(self) -> Dataset:
         dataset = open_dataset(self.spec.data)
@@ -114,32 +124,17 @@ class AttackWorker:
             )
         return model.to(self.device)
 
-    def measure(self, partition: Partition) -> DeviceSettings:
-        """Return the rows per pass and the precisions that suit this type of device, found on a partition's images."""
-        x, _ = self.bench.images(partition)
-        with self.checks.checked(x):
-            return self.bench.measured(x)
-
-    def process(
-        self,
-        partition: Partition,
-        task: Task,
-        prefetched: Sequence[Partition] = (),
-        measured: DeviceSettings | None = None,
-    ) -> PartitionSummary:
+    def process(self, partition: Partition, task: Task, prefetched: Sequence[Partition] = ()) -> PartitionSummary:
         """Compute one partition and write its file, unless another driver's worker has; returns the file's summary.
 
         Args:
             prefetched: the partitions that this worker gets next: their images take the slots that become free.
-            measured: the result of `measure` on a device of this type; measured here if missing.
         """
         written: PartitionSummary | None = task.write(self.dataset, partition)
         if written is not None:
             return written
         folder = rows_folder(task.stage, task.content_hash)
         path, started = f"{folder}/{partition.file_name}", time.perf_counter()
-        if measured is not None:
-            self.bench.use(measured)
         if there := finished_rows(self.store, path, task.content_hash, partition):
             return there
         with self.bench.at(partition, folder, task.mixture, prefetched):
@@ -150,8 +145,8 @@ class AttackWorker:
         on_gpu = self.device.type == "cuda"
         summary = PartitionSummary(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
-            seconds=self._seconds_of(time.perf_counter() - started, counts["n_forward"]), finished=time.time(),
-            node=platform.node(), device=self._device_type(),
+            seconds=time.perf_counter() - started, finished=time.time(),
+            node=platform.node(), device=device_type(self.device),
             n_devices=self._n_gpus if on_gpu else float(self.spec.n_threads), **self.bench.settings(x), **counts,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
@@ -161,14 +156,6 @@ class AttackWorker:
             return there
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(summary)})
         return summary
-
-    def _seconds_of(self, seconds: float, n_forward: int) -> float:
-        """Return the partition's part of the time since the last call, by its part of the passes on all begun ones."""
-        n_begun = self.bench.n_forward_begun
-        part = n_forward / (n_forward + n_begun) if n_begun else 1.0
-        own = part * (self._unbilled + seconds)
-        self._unbilled += seconds - own
-        return own
 
     def time_passes(self) -> dict[str, PassSeconds]:
         """Return the seconds per pass of each network and their mixed classifier, in the run's precisions and shape."""

@@ -66,7 +66,7 @@ def run_partitions(
         for summary in finished.values():
             count(summary)
         try:
-            pool.run(WorkQueue(todo, weights=weights))
+            pool.run(WorkQueue(todo, weights))
         finally:
             index.flush()
     opened.rows.sweep()  # unfinished files of killed workers

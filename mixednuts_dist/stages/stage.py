@@ -142,7 +142,11 @@ class Stage:
         """Return the task for the workers, to which the stage itself travels with its attributes."""
         search = self.searched(opened)
         mixture = replace(search.deployed().mixture(), rd=opened.config.evaluate.rd) if search else None
-        return StageTask(stage=self.name, content_hash=self.content_hash(opened), mixture=mixture, of=self)
+        n_passes = sum(forward + 2 * backward for forward, backward in self.passes(opened).values())
+        return StageTask(
+            stage=self.name, content_hash=self.content_hash(opened), mixture=mixture, of=self,
+            n_passes=n_passes or Task.n_passes,
+        )  # fmt: skip
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Compute the unfinished partitions.

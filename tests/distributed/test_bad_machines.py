@@ -13,7 +13,6 @@ import pytest
 
 from mixednuts_dist.distributed import pool as pool_module
 from mixednuts_dist.distributed.executor import Executor, PoolSettings, WorkerLost
-from mixednuts_dist.distributed.measurements import DeviceSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.schedule import Places, WorkQueue
 from mixednuts_dist.distributed.tasks import Task
@@ -39,7 +38,6 @@ class Machine:
     def __init__(self, place: Place, act: Act, ready: Callable[[], None] = lambda: None) -> None:
         self.place, self.act, self.on_ready, self.ended = place, act, ready, False
         self.done: list[int] = []
-        self.measured: list[Any] = []
         self.calls: queue.Queue[tuple[Future[Any], str, tuple[Any, ...]]] = queue.Queue()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -62,16 +60,12 @@ class Machine:
     def locate(self) -> Place:
         return self.place
 
-    def ready(self) -> str:
+    def ready(self) -> float:
         self.on_ready()
-        return "cpu"
+        return 1e-9
 
-    def measure(self, _: Partition) -> DeviceSettings:
-        return DeviceSettings(int(self.place.node.removeprefix("node")), 4, {"rob": "fp32"}, repeatable=True)
-
-    def process(self, partition: Partition, _task: Task, _ahead: Any, measured: Any) -> PartitionSummary:
+    def process(self, partition: Partition, _task: Task, _ahead: Any) -> PartitionSummary:
         self.act(partition)
-        self.measured.append(measured)
         self.done.append(partition.index)
         return summary(partition, 0.02)
 
@@ -93,11 +87,11 @@ class Stage:
 
     def __init__(
         self, folder: Path, make: Callable[[int], Machine], n_workers: int, n_partitions: int,
-        batch_size: Any = 8, kept: Machines | None = None, **settings: Any,
+        kept: Machines | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         written = list[PartitionSummary]()
         self.executor = Machines(make)
-        of_run = unchecked_spec(folder, batch_size=batch_size)
+        of_run = unchecked_spec(folder)
         task, asked = Task(stage="attack", content_hash="f"), PoolSettings(n_workers, 1, 0, **settings)
         self.error: Exception | None = None
         if kept is not None:  # workers of an earlier stage, by `make`
@@ -254,20 +248,24 @@ def test_storage_failure_of_one_node_does_not_end_the_stage(tmp_path: Path) -> N
     assert all(machine.ended for machine in stage.executor.started)
 
 
-def test_a_written_partition_is_never_reported_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that takes too long is taken from its worker; what the worker does afterwards counts for nothing."""
+@pytest.mark.parametrize("hangs_at", [0, 4])
+def test_overdue_partition_is_taken_from_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs_at: int
+) -> None:
+    """Also before any partition is finished. What the worker does afterwards counts for nothing."""
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.LEAST_OVERDUE", 0.3)
     slow = iter([True])
 
     def hang_once(partition: Partition) -> None:
-        if partition.index == 4 and next(slow, False):
-            time.sleep(1.0)
+        if partition.index == hangs_at and next(slow, False):
+            time.sleep(1.5)
             raise RuntimeError("no memory")
         good(partition)
 
-    stage = Stage(tmp_path, lambda _: Machine(Place("node"), hang_once), 2, 12, watchdog=1.0)
+    stage = Stage(tmp_path, lambda _: Machine(Place("node"), hang_once), 2 if hangs_at else 1, 12, watchdog=1.0)
     stage.require_complete()
-    assert sum(4 in machine.done for machine in stage.executor.started) == 1
+    assert sum(hangs_at in machine.done for machine in stage.executor.started) == 1
+    assert "TimeoutError: not finished after" in caplog.text
 
 
 def test_stage_without_workers_waits_for_start_seconds(tmp_path: Path) -> None:
@@ -308,16 +306,6 @@ def test_ready_workers_are_counted_before_the_first_partition(tmp_path: Path, mo
     stage = Stage(tmp_path, lambda _: Machine(Place("node"), good), 1, 1)
     stage.require_complete()
     assert [(values["workers_ready"], values["partitions_left"]) for values in exported[:2]] == [(0, 1), (1, 1)]
-
-
-def test_first_ready_worker_measures_for_its_device_type(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), good), 6, 30, batch_size="auto")
-    stage.require_complete()
-    sent = [measured for machine in stage.executor.started for measured in machine.measured]
-    assert len(sent) == 30
-    assert all(measured == sent[0] for measured in sent)
-    resumed = Stage(tmp_path, lambda i: Machine(Place(f"node{i + 6}"), good), 2, 4, batch_size="auto")
-    assert [measured for machine in resumed.executor.started for measured in machine.measured] == [sent[0]] * 4
 
 
 def test_kept_workers_that_died_between_stages_are_replaced(tmp_path: Path) -> None:

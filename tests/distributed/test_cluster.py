@@ -43,7 +43,8 @@ cluster._LOOK_SECONDS, cluster._OWN_HEAD_SECONDS, cluster._HEAD_SECONDS = 0.1, 0
 head = socket.create_server(("127.0.0.1", 0))
 address = f"127.0.0.1:{head.getsockname()[1]}"
 cluster.ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=address)
-cluster.HeadWatch("head:6379")
+cluster.require_answer = cluster.ray.init = lambda *_, **__: None
+cluster.connect("head:6379")
 time.sleep(1.0)  # it answers
 head.close()
 time.sleep(600)  # as in a call of Ray's
@@ -58,25 +59,18 @@ def test_a_lost_head_of_a_cluster_ends_the_command() -> None:
 
 
 def test_failed_ray_start_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the agents of a raylet that Ray has ended itself."""
-    begun, daemons = list[psutil.Process](), list["subprocess.Popen[bytes]"]()
+    begun = list["subprocess.Popen[bytes]"]()
 
     def init(**_: Any) -> None:
-        assert not any(process.is_running() for process in begun)
-        with subprocess.Popen(["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE) as raylet:
-            assert raylet.stdout is not None
-            begun.append(psutil.Process(int(raylet.stdout.readline())))
-        daemons.append(subprocess.Popen(["sleep", "600"]))
-        begun.append(psutil.Process(daemons[-1].pid))
+        assert not any(psutil.pid_exists(process.pid) for process in begun)
+        begun.append(subprocess.Popen(["sleep", "600"]))
         raise RuntimeError("the current node timed out during startup")
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ClusterError, match="a local Ray did not start, 3 times"):
+    with pytest.raises(ClusterError, match=r"(?s)a local Ray does not start: .* timed out.*with --local"):
         cluster.connect(None)
-    assert len(begun) == 6
-    assert not any(process.is_running() for process in begun)
-    for daemon in daemons:
-        daemon.wait()
+    assert [psutil.pid_exists(process.pid) for process in begun] == [False] * 3
+    assert all(process.wait() is not None for process in begun)
 
 
 @pytest.mark.alone
@@ -104,7 +98,7 @@ def test_require_answer_rejects_other_servers(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cluster, "_ANSWER_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}' .*did not answer as Ray"):
+        with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}' .*nothing answers as Ray"):
             cluster.require_answer(address)
     with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}'"):
         cluster.require_answer(address)

@@ -1,6 +1,5 @@
 """The `debug` executor: a run in this thread leaves the rows of the run on Ray."""
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
-from tests.helpers.touchy_classifiers import FACTORY, MarksTheStart, table
 
 
 @pytest.fixture
@@ -53,19 +51,6 @@ def test_what_a_partition_raises_in_this_thread_surfaces_as_it_is(
     with pytest.raises(ArithmeticError, match="an image of NaN") as raised:
         attack.run(tiny(), executor=DebugExecutor())
     assert raised.traceback[-1].name == "poisoned"
-
-
-def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(
-    tiny: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    """The child would continue as a second driver without the threads of the first."""
-    (tmp_path / "touchy.py").write_text(FACTORY)
-    mark, n = tmp_path / "mark", 16
-    config = tiny(rob=f"py:{tmp_path / 'touchy.py'}:forking", data={"uri": "digits", "n": n})
-    attack.run(config, executor=DebugExecutor(), progress=MarksTheStart(mark))
-    _, status = os.waitpid(int(mark.read_text()), 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert sorted(table(config)["sample_id"]) == [*range(n)]
 
 
 @pytest.fixture

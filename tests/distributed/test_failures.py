@@ -25,11 +25,15 @@ def failures(tmp_path: Path) -> Failures:
     return Failures(Store(str(tmp_path)), "attack", max_tries=2)
 
 
+CUDA = RuntimeError("CUDA error")
+
+
 def test_lost_machines_use_up_no_try_but_have_a_bound(failures: Failures, tmp_path: Path) -> None:
-    assert [failures.machine_lost(PART, "gone", "log") for _ in range(MAX_LOST_MACHINES - 1)] == [True] * 9
-    assert failures.failed(PART, "ValueError: once", "log", "a", 1)
+    gone = WorkerLost("gone again\nthe log")
+    assert [failures.failed(PART, gone, None, 1) for _ in range(MAX_LOST_MACHINES - 1)] == [True] * 9
+    assert failures.failed(PART, CUDA, "a", 1)
     failures.raise_if_quarantined()
-    assert not failures.machine_lost(PART, "gone again", "the log")
+    assert not failures.failed(PART, gone, None, 1)
     with pytest.raises(
         PartitionFailed, match=r"partition 4 \(images 40-59\) lost 10 machines.*gone again.*ack-00004\.txt"
     ):
@@ -38,10 +42,10 @@ def test_lost_machines_use_up_no_try_but_have_a_bound(failures: Failures, tmp_pa
 
 
 def test_one_of_several_nodes_does_not_condemn_a_partition(failures: Failures) -> None:
-    assert all(failures.failed(PART, "RuntimeError: CUDA error", "log", "bad", 2) for _ in range(5))
-    assert not failures.failed(PART, "RuntimeError: CUDA error", "log", "good", 2)
+    assert all(failures.failed(PART, CUDA, "bad", 2) for _ in range(5))
+    assert not failures.failed(PART, CUDA, "good", 2)
     other = Partition(0, 0, 20)
-    tries = [failures.failed(other, "RuntimeError: CUDA error", "log", "bad", 2) for _ in range(6)]
+    tries = [failures.failed(other, CUDA, "bad", 2) for _ in range(6)]
     assert tries == [True] * 5 + [False], "the tries of a partition that no other node gets are bounded, too"
 
 

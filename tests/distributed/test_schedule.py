@@ -1,6 +1,5 @@
 """Which partition goes out next: laws of the queue, without Ray."""
 
-import math
 import random
 from collections import Counter
 
@@ -40,7 +39,8 @@ def test_small_sets_have_several_partitions(n_images: int, n_partitions: int) ->
 def test_the_most_expensive_partitions_go_first() -> None:
     partitions = split_images(40, 10)
     weights = dict(zip(partitions, [1.0, 100.0, 10.0, 50.0], strict=True))
-    assert [part.index for part in drain(WorkQueue(partitions, weights=weights), 1)] == [1, 3, 2, 0]
+    assert [part.index for part in drain(WorkQueue(partitions, weights), 1)] == [1, 3, 2, 0]
+    assert drain(WorkQueue(partitions), 1) == partitions
 
 
 def test_a_failed_partition_goes_out_last_and_a_lost_one_first() -> None:
@@ -55,10 +55,10 @@ def test_a_failed_partition_goes_out_last_and_a_lost_one_first() -> None:
 def test_the_time_allowed_follows_from_the_slowest_partition() -> None:
     first, second, _ = split_images(300, 100)
     queue = WorkQueue([first, second])
-    assert queue.seconds_allowed(second, 10) == math.inf
+    assert queue.seconds_allowed(second, 10, at_most=3) == 3000
     queue.finished(first, 1000)
-    assert queue.seconds_allowed(second, 10) == 10_000
-    assert queue.seconds_allowed(second, 0.001) == LEAST_OVERDUE
+    assert queue.seconds_allowed(second, 10, at_most=3) == 10_000
+    assert queue.seconds_allowed(second, 0.001, at_most=3) == LEAST_OVERDUE
 
 
 def test_a_worker_gets_its_reserved_partitions_next() -> None:

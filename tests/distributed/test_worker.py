@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Never
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.scheduler import Scheduler
 from mixednuts_dist.config.uris import DatasetSource
-from mixednuts_dist.distributed.measurements import Measurements
+from mixednuts_dist.distributed.measurements import device_settings
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
@@ -19,6 +20,7 @@ from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.storage.damage import finished_rows
 from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_attack_records
 from tests.helpers.worker_specs import attack_task, spec_of
@@ -51,25 +53,32 @@ def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> 
     assert int(records.std_broken_N.sum()) >= 10
 
 
-def test_measurements_are_made_once_and_sent_with_the_work(worker: AttackWorker, tmp_path: Path) -> None:
-    spec, store = replace(worker.spec, batch_size="auto", precision="auto"), Store(str(tmp_path))
-    kept = Measurements(store, spec)
-    assert not Measurements(store, worker.spec).missing("cpu"), "nothing is measured if nothing is auto"
-    assert kept.missing("cpu")
-    first = AttackWorker(spec)
-    first.ready()
-    measured = first.measure(Partition(0, 0, 12))
-    assert measured.rows == ON_CPU
-    kept.keep("cpu", measured)
-    other = Measurements(store, spec)
-    assert other.of("cpu") == measured
-    other.keep("cpu", replace(measured, rows=24))
-    assert other.of("cpu") == measured, "the measurements of the faster driver count"
-    sent = replace(measured, rows=24, precision={"std": "bf16", "rob": "fp32"})
-    summary = worker.process(Partition(0, 0, 4), TASK, (), sent)
+def test_first_worker_measures_for_its_type_of_device(worker: AttackWorker, tmp_path: Path) -> None:
+    process(worker)
+    file = tmp_path / "acceleration" / "cpu.json"
+    assert not file.exists(), "nothing is measured if nothing is auto"
+    run, auto = Store(str(tmp_path)), replace(worker.spec, batch_size="auto", precision="auto")
+    made = AttackWorker(auto)
+    made.ready()
+    assert process(made).rows == ON_CPU
+    measured = device_settings(run, "cpu", interrupt)  # which is not called
+    file.unlink()
+    faster = replace(measured, rows=24, precision={"std": "bf16", "rob": "fp32"})
+    used = device_settings(run, "cpu", lambda: device_settings(run, "cpu", lambda: faster) and measured)
+    assert used == faster, "the settings that were stored first count"
+    later = AttackWorker(auto)
+    later.ready()
+    summary = process(later)
     assert (summary.rows, summary.precision) == (24, "std bf16, rob fp32")
-    x, _ = worker.dataset.read(0, 12)
-    assert worker.bench.copies.of_network(worker.bench.std, x).precision == "bf16"
+    x, _ = later.dataset.read(0, 12)
+    assert later.bench.copies.of_network(later.bench.std, x).precision == "bf16"
+    file.write_bytes(file.read_bytes().replace(b"24", b"25"))
+    assert device_settings(run, "cpu", lambda: measured) == measured, "a damaged file is replaced"
+
+
+def process(worker: AttackWorker) -> PartitionSummary:
+    """Compute a partition that is not written yet."""
+    return worker.process(Partition(0, 0, 4), replace(TASK, content_hash=f"f{id(worker)}"))
 
 
 def test_interrupted_attack_of_a_worker_is_not_a_result(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +90,7 @@ def test_interrupted_attack_of_a_worker_is_not_a_result(worker: AttackWorker, mo
         autoattack(worker.bench.rob, x, y, threat=threat, attacks=["apgd-ce"])
 
 
-def interrupt(_: Scheduler) -> None:
+def interrupt(*_: Scheduler) -> Never:
     raise KeyboardInterrupt
 
 

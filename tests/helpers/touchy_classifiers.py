@@ -1,4 +1,4 @@
-"""Robust classifiers that hang, exit, fork or kill their process at one image."""
+"""Robust classifiers that hang, exit or kill their process at one image."""
 
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,6 @@ def exiting():
     def act():
         print("closing time")
         sys.exit(3)
-    return Touchy(act)
-
-def forking():
-    # forks once, after a test has marked the start of the stage
-    def act():
-        if MARK.exists() and not MARK.read_text() and (child := os.fork()):
-            MARK.write_text(str(child))
     return Touchy(act)
 """
 

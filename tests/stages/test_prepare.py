@@ -13,7 +13,7 @@ from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import preparation
 from mixednuts_dist.distributed.executor import executing
 from mixednuts_dist.distributed.preparation import PartDone
-from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.errors import DatasetError, PartitionFailed
 from mixednuts_dist.images.datasets import open_dataset
 
 N_CLASSES = 5
@@ -91,7 +91,7 @@ def test_unreadable_image_is_named_across_the_cluster(write: Prepare, tmp_path: 
         Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:50])
-    with pytest.raises(DatasetError, match=r"class1/11\.png is damaged or no image"):
+    with pytest.raises(PartitionFailed, match=r"DatasetError: .*class1/11\.png is damaged or no image"):
         write(f"folder:{tmp_path / 'tree'}")
     assert not (tmp_path / "out" / "manifest.json").exists()
     path.write_bytes(whole)
