@@ -36,7 +36,7 @@ class RayExecutor(Executor):
 
     def __init__(self, address: str | None = None) -> None:
         super().__init__(address or os.environ.get("RAY_ADDRESS"))
-        self._disconnects: threading.Event | None = None  # of the connection, if this executor made it
+        self._disconnects: threading.Event | None = None  # set before disconnecting; None if the caller has connected
 
     @property
     def _is_local(self) -> bool:

@@ -252,7 +252,7 @@ def test_storage_failure_of_one_node_does_not_end_the_stage(tmp_path: Path) -> N
 def test_overdue_partition_is_taken_from_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs_at: int
 ) -> None:
-    """Also before any partition is finished. What the worker does afterwards counts for nothing."""
+    """Also before any partition is finished. Later results of the overdue worker are ignored."""
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.LEAST_OVERDUE", 0.3)
     slow = iter([True])
 
