@@ -189,7 +189,6 @@ class ModelSize:
     flops: int
 
 
-@torch.no_grad()
 def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize | None:
     """Return the size of the classifier that `uri` names, with random weights if possible, or None for a black box.
 
@@ -202,7 +201,7 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
     model, counter = load_classifier(source.without_weights() or uri, role), FlopCounterMode(display=False)
     try:
         with counter:
-            model(torch.zeros(1, *image_shape))
+            model(torch.zeros(1, *image_shape, requires_grad=True))  # without gradients, fused attention is not counted
     except RuntimeError as error:
         raise BaseClassifierError(f"{role}={uri!r} does not take images of shape {image_shape}: {error}") from error
     return ModelSize(sum(parameter.numel() for parameter in model.parameters()), int(counter.get_total_flops()))

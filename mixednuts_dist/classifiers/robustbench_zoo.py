@@ -226,11 +226,11 @@ def _random_model(uri: ClassifierSource) -> "nn.Module":
     n_classes = _N_CLASSES[dataset]
     with quietly():
         if uri.option("part") is None:
+            zoo = import_robustbench("robustbench.model_zoo")  # it registers some of its models in timm
+            enums = import_robustbench("robustbench.model_zoo.enums")
             timm, registered = import_quietly("timm"), f"{uri.target}_{dataset}_{threat}".lower().replace("-", "_")
             if timm.is_model(registered):
                 return timm.create_model(registered, num_classes=n_classes)  # type: ignore[no-any-return]
-            zoo = import_robustbench("robustbench.model_zoo")
-            enums = import_robustbench("robustbench.model_zoo.enums")
             entry = zoo.model_dicts[enums.BenchmarkDataset(dataset)][enums.ThreatModel(threat)][uri.target]
             return entry["model"]()  # type: ignore[no-any-return]
         if dataset == "imagenet":

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from ..config.threat import ThreatModel
 from ..errors import DatasetError
 from ..norms.ball import ball_of
+from ..storage.tables import to_tensor
 
 _NAMES = ("x_adv", "adv_complete")  # ours and AutoAttack's
 
@@ -121,10 +123,11 @@ def _files(path: Path) -> list[Path]:
 
 def _read(path: Path) -> tuple[Any, Sequence[int]]:
     """Return images and their sample ids, by default 0, 1, ...."""
-    suffix = _files(path)[0].suffix
-    if suffix == ".parquet":
-        return _read_parquet(path)
-    if suffix in (".pt", ".pth"):
+    files = _files(path)
+    if files[0].suffix == ".parquet":
+        table = pq.read_table(files, columns=["sample_id", "x_adv"])
+        return to_tensor(table.column("x_adv"), table.schema.field("x_adv")), table.column("sample_id").to_pylist()
+    if path.suffix in (".pt", ".pth"):
         held = torch.load(path, map_location="cpu", weights_only=True)
     else:
         held = np.load(path, allow_pickle=False)
@@ -134,15 +137,4 @@ def _read(path: Path) -> tuple[Any, Sequence[int]]:
     if name is None:
         raise ValueError(f"it holds {sorted(map(str, held))[:10]}; name the images x_adv")
     values = held[name]
-    ids = held["sample_id"] if "sample_id" in held else range(len(values))
-    return values, [int(each) for each in ids]
-
-
-def _read_parquet(path: Path) -> tuple[Any, Sequence[int]]:
-    import pyarrow.parquet as pq
-
-    from ..storage.tables import to_tensor
-
-    tables = [pq.read_table(each, columns=["sample_id", "x_adv"]) for each in _files(path)]
-    values = torch.cat([to_tensor(table.column("x_adv"), table.schema.field("x_adv")) for table in tables])
-    return values, [each for table in tables for each in table.column("sample_id").to_pylist()]
+    return values, [int(each) for each in held["sample_id"]] if "sample_id" in held else range(len(values))

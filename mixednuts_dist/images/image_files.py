@@ -10,7 +10,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,22 +80,23 @@ class ImageFiles(Dataset):
         sha = hashlib.sha256(f"{self.preprocess}".encode() + self.labels[:n].tobytes())
         for name in self.names[:n]:
             sha.update(name.encode())
-            try:
-                with (self.root / name).open("rb") as file:
-                    hashlib.file_digest(file, lambda: sha)
-            except FileNotFoundError as error:
-                raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
+            with self._opened(name) as file:
+                hashlib.file_digest(file, lambda: sha)
         return sha.hexdigest()
+
+    def _opened(self, name: str) -> BufferedReader:
+        try:
+            return (self.root / name).open("rb")
+        except FileNotFoundError as error:
+            raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
 
     def _decoded(self, name: str, prepare: "Callable[[Any], Tensor]") -> "Tensor":
         """Return one image, uint8 of shape (3, H, W)."""
         from PIL import Image, UnidentifiedImageError
 
         try:
-            with Image.open(self.root / name) as image:
+            with self._opened(name) as file, Image.open(file) as image:
                 return prepare(image.convert("RGB"))
-        except FileNotFoundError as error:
-            raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
             raise DatasetError(f"{self.uri}: {self.root / name} is damaged or no image: {error}") from error
 
@@ -108,38 +110,17 @@ def open_folder(uri: DatasetSource) -> ImageFiles:
     Raises:
         DatasetError: if no subfolder has an image.
     """
-    root = uri.target
-    folder = Path(root)
-    classes = class_folders(folder)
-    named = [
-        (f"{name}/{path.name}", label)
-        for label, name in enumerate(classes)
-        for path in sorted((folder / name).iterdir())
-        if path.suffix.lower() in EXTENSIONS
-    ]
-    if not named:
+    root = Path(uri.target)
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = [sorted(each for each in (root / name).iterdir() if each.suffix.lower() in EXTENSIONS) for name in classes]
+    if not any(files):
         raise DatasetError(
             f"folder:{root} holds no images: it needs one sub-folder a class with {', '.join(EXTENSIONS)} files; "
             f"it has the sub-folders: {', '.join(classes[:10]) or 'none'}"
         )
-    return image_files(f"folder:{root}", folder, named, uri.option("preprocess"), partial(tuple, classes))
-
-
-def image_files(
-    uri: str,
-    root: Path,
-    named: Sequence[tuple[str, int]],
-    preprocess: str | None,
-    name_classes: "Callable[[], Sequence[str]]" = tuple,
-) -> ImageFiles:
-    """The split of these (path below the root, label) pairs."""
-    labels = np.fromiter((label for _, label in named), np.int64, len(named))
-    return ImageFiles(uri, root, tuple(name for name, _ in named), labels, preprocess, name_classes)
-
-
-def class_folders(folder: Path) -> list[str]:
-    """Return the sorted names of the sub-folders, which are the classes."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = tuple(f"{each.parent.name}/{each.name}" for one in files for each in one)
+    labels = np.repeat(np.arange(len(classes)), [len(one) for one in files])
+    return ImageFiles(f"folder:{uri.target}", root, names, labels, uri.option("preprocess"), lambda: classes)
 
 
 def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
@@ -173,10 +154,9 @@ def class_labels() -> dict[str, int]:
 
 
 def missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
-    """List the missing files of `imagenet:` URIs."""
-    folder = _validation_folder(uri)
-    # Some of them are enough: a run uses the images that exist, and a warning counts the missing ones.
-    if not any((folder / name).is_file() for name in evaluation_names()):
+    """List the missing files of `imagenet:` URIs. A run can use any part of the images; a warning counts the others."""
+    folder, present = _present(uri)
+    if next(present, None) is None:
         yield Missing(
             f"RobustBench's {len(evaluation_names())} ImageNet validation images",
             str((folder / evaluation_names()[0]).absolute()),
@@ -199,21 +179,21 @@ def open_imagenet(uri: DatasetSource) -> ImageFiles:
     Raises:
         DatasetError: if no image exists.
     """
-    root, folder = uri.target, _validation_folder(uri)
-    present = [name for name in evaluation_names() if (folder / name).is_file()]
-    if not present:
-        raise DatasetError(
-            f"imagenet:{root}: none of RobustBench's {len(evaluation_names())} images is under {folder.absolute()}; "
-            f"the first should be {folder / evaluation_names()[0]} (the validation images in one sub-folder a class)"
-        )
-    if len(present) < len(evaluation_names()):
-        logger.warning("imagenet:%s: %d of the %d images exist", root, len(present), len(evaluation_names()))
-    named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
+    for lacking in missing_imagenet(uri):
+        raise DatasetError(f"{uri}: none of {lacking.what} exists, such as {lacking.path}: {lacking.command}")
+    folder, present = _present(uri)
+    names = list(present)
+    if len(names) < len(evaluation_names()):
+        logger.warning("imagenet:%s: %d of the %d images exist", uri.target, len(names), len(evaluation_names()))
+    labels = [class_labels()[name.partition("/")[0]] for name in names]
     if uri.option("order"):
         turns = defaultdict[int, Iterator[int]](itertools.count)  # per class
-        named.sort(key=lambda image: next(turns[image[1]]))
+        order = [index for _, index in sorted((next(turns[label]), index) for index, label in enumerate(labels))]
+        names, labels = [names[index] for index in order], [labels[index] for index in order]
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
-    return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names)
+    return ImageFiles(
+        f"imagenet:{uri.target}", folder, tuple(names), np.array(labels, np.int64), chosen, imagenet_class_names
+    )
 
 
 def imagenet_class_names() -> Sequence[str]:
@@ -224,5 +204,7 @@ def imagenet_class_names() -> Sequence[str]:
     return names
 
 
-def _validation_folder(uri: DatasetSource) -> Path:
-    return Path(uri.target) / "val" if (Path(uri.target) / "val").is_dir() else Path(uri.target)
+def _present(uri: DatasetSource) -> tuple[Path, Iterator[str]]:
+    """Return the validation folder and those of RobustBench's names that exist in it."""
+    folder = Path(uri.target) / "val" if (Path(uri.target) / "val").is_dir() else Path(uri.target)
+    return folder, (name for name in evaluation_names() if (folder / name).is_file())

@@ -11,14 +11,15 @@ import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from ..config.register import DATASETS
@@ -28,7 +29,6 @@ from ..storage.store import Store
 from .datasets import Dataset
 
 MANIFEST = "manifest.json"
-LAYOUT_VERSION = 1
 _METADATA = b"mixednuts_images"
 _RESOLUTION = float(1 << 64)
 logger = logging.getLogger(__name__)
@@ -56,20 +56,15 @@ class Manifest:
     image_shape: tuple[int, int, int]
     parts: tuple[ImagePart, ...]
     labels: tuple[int, ...]
-    version: int = LAYOUT_VERSION
+    version: Literal[1] = 1
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return TypeAdapter(Manifest).dump_json(self)
 
-    @classmethod
-    def from_json(cls, content: bytes) -> "Manifest":
-        """Parse a manifest. Raises ValueError, KeyError or TypeError for another content or version."""
-        values = json.loads(content)
-        if values.get("version") != LAYOUT_VERSION:
-            raise ValueError(f"layout version {values.get('version')}; this release reads {LAYOUT_VERSION}")
-        parts = tuple(ImagePart(**part) for part in values.pop("parts"))
-        shape = tuple(values.pop("image_shape"))
-        return cls(parts=parts, image_shape=shape, labels=tuple(values.pop("labels")), **values)
+    @staticmethod
+    def from_json(content: bytes) -> "Manifest":
+        """Parse a manifest. Raises ValidationError for another content or version."""
+        return TypeAdapter(Manifest).validate_json(content)
 
 
 @dataclass(frozen=True)
@@ -118,8 +113,9 @@ class ParquetImages(Dataset):
         """
         pieces = []
         for part in self._parts(start, stop):
-            rows = self._rows(part)
-            pieces.append(rows.images[max(start - part.start, 0) : stop - part.start])
+            if self._last is None or self._last[0] != part:
+                self._last = (part, read_part(self.store, part))
+            pieces.append(self._last[1].images[max(start - part.start, 0) : stop - part.start])
         pixels = np.concatenate(pieces) if pieces else np.empty((0, *self.manifest.image_shape), np.uint8)
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
@@ -133,11 +129,6 @@ class ParquetImages(Dataset):
         first = max(bisect_right(parts, start, key=lambda part: part.start) - 1, 0)
         last = bisect_right(parts, stop - 1, key=lambda part: part.start)
         return parts[first:last] if start < stop else ()
-
-    def _rows(self, part: ImagePart) -> ImageRows:
-        if self._last is None or self._last[0] != part:
-            self._last = (part, read_part(self.store, part))
-        return self._last[1]
 
 
 @DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
@@ -159,10 +150,10 @@ def open_parquet(uri: DatasetSource) -> ParquetImages:
         manifest = Manifest.from_json(store.read(MANIFEST))
     except StoreError as error:
         raise DatasetError(f"parquet:{address}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DatasetError(
-            f"parquet:{address}: {MANIFEST} cannot be used: {error}; run mixednuts prepare again"
-        ) from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        reason = f"{'.'.join(map(str, wrong['loc']))} {wrong['msg']}".strip()
+        raise DatasetError(f"parquet:{address}: {MANIFEST}: {reason}. Run mixednuts prepare again") from error
     return ParquetImages(f"parquet:{address}", store, manifest)
 
 
@@ -211,18 +202,14 @@ def read_part(store: Store, part: ImagePart) -> ImageRows:
     """
     try:
         rows, _ = decode_part(store.read(part.name))
+        if rows.sha256 != part.sha256:
+            raise ValueError(f"it is not the part of this {MANIFEST}")
     except (*_UNREADABLE, StoreError, MissingArtifact) as error:
-        raise _damaged(store, part, str(error)) from error
-    if rows.sha256 != part.sha256:
-        raise _damaged(store, part, f"it is not the part of this {MANIFEST}")
+        raise DatasetError(
+            f"{store.address(part.name)} (images {part.start}-{part.stop - 1}) is missing or damaged: {error}. The "
+            "same mixednuts prepare command writes this part again and leaves the others"
+        ) from error
     return rows
-
-
-def _damaged(store: Store, part: ImagePart, reason: str) -> DatasetError:
-    return DatasetError(
-        f"{store.address(part.name)} (images {part.start}-{part.stop - 1}) is missing or damaged: {reason}. The same "
-        "mixednuts prepare command writes this part again and leaves the others"
-    )
 
 
 def balanced_order(labels: Iterable[int], seed: int) -> list[int]:

@@ -39,6 +39,11 @@ def test_a_zoo_model_equals_robustbench_s_own_loader(tmp_path: Path) -> None:
     assert classifier_checksum(load_classifier(uri, "rob"), uri) != before
 
 
+def test_zoo_model_that_timm_builds_has_the_classes_of_its_dataset() -> None:
+    model = load_classifier("robustbench:Debenedetti2022Light_XCiT-S12?dataset=cifar100&weights=none")
+    assert model(torch.rand(1, 3, 32, 32)).shape == (1, 100)
+
+
 def test_missing_weights_name_path_and_command(tmp_path: Path) -> None:
     with pytest.raises(BaseClassifierError) as caught:
         load_classifier(f"robustbench:{SMALL}?model_dir={tmp_path}", "rob")

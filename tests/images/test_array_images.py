@@ -1,4 +1,4 @@
-"""Arrays in .npz files: read slice by slice, equal to the whole, whatever the compression."""
+"""Arrays in .npz files: slices equal the whole, whatever the compression and the order of the axes."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,11 @@ LABELS = np.arange(50) % 4
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "compressed"])
-@pytest.mark.parametrize("pixels", [PIXELS, PIXELS.astype(np.float32) / 255], ids=["uint8", "float32"])
+@pytest.mark.parametrize(
+    "pixels",
+    [PIXELS, PIXELS.astype(np.float32) / 255, np.asfortranarray(PIXELS)],
+    ids=["uint8", "float32", "columns first"],
+)
 def test_slices_equal_the_whole(tmp_path: Path, save: "np.ufunc", pixels: np.ndarray) -> None:
     save(tmp_path / "a.npz", images=pixels, labels=LABELS)
     data = open_npz(npz(tmp_path / "a.npz"))
@@ -58,11 +62,11 @@ def test_an_open_file_is_not_held_in_memory(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"images": PIXELS}, r"holds \['images'\]; it needs the arrays images and labels"),
-        ({"images": np.asfortranarray(PIXELS), "labels": LABELS}, "columns first"),
+        ({"images": np.full(50, None), "labels": LABELS}, "objects"),
         ({"images": PIXELS[0, 0, 0], "labels": LABELS}, r"images \(3,\)"),
     ],
 )
-def test_files_that_cannot_be_sliced_are_explained(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+def test_files_without_images_and_labels_raise(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DatasetError, match=message):
         open_npz(npz(tmp_path / "a.npz"))
@@ -72,7 +76,6 @@ def test_files_that_cannot_be_sliced_are_explained(tmp_path: Path, arrays: dict[
     ("images", "told"),
     [
         (np.ones((2, 6, 7), np.uint8), "uint8 and all 0 or 1, which counts as black"),
-        (np.full((2, 6, 7, 4), 9, np.uint8), r"taken as 6 channels of 7 x 4 pixels; if they are RGBA"),
         (PIXELS, ""),
         (np.ones((2, 4, 6, 7), np.float32), ""),
     ],
@@ -92,7 +95,7 @@ def test_arrays_that_are_easily_meant_otherwise_are_warned_of(
         (np.zeros((2, 3, 3)), np.array([-1, 0]), "from -1"),
         (np.zeros((2, 3, 3)), np.array([0.0, 1.0]), "float64"),
         (np.full((2, 3, 3), np.nan), np.array([0, 1]), "NaN"),
-        (np.full((2, 3, 3), np.inf), np.array([0, 1]), "range over"),
+        (np.full((2, 3, 3), 1.01), np.array([0, 1]), "range over"),
         (np.zeros((2, 3, 3), np.int32), np.array([0, 1]), "pixels are int32"),
         (np.zeros((2, 3, 3), bool), np.array([0, 1]), "pixels are bool"),
         (np.zeros((2, 3, 3), np.complex64), np.array([0, 1]), "pixels are complex64"),

@@ -117,7 +117,7 @@ def test_imagenet_equals_robustbench_names_and_labels(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_imagenet_is_told_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"none of RobustBench's 5000 images.*n09468604/ILSVRC2012_val_00015253"):
+    with pytest.raises(DatasetError, match=r"none of RobustBench's 5000 ImageNet.*n09468604/ILSVRC2012_val_00015253"):
         open_dataset(f"imagenet:{tmp_path}")
 
 

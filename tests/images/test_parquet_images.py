@@ -107,7 +107,11 @@ def test_only_a_whole_part_of_the_same_preparation_is_kept(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "mixednuts prepare URI --to"), ("{}", "layout version None"), ("{", "cannot be used")],
+    [
+        (None, "mixednuts prepare URI --to"),
+        ("{}", "Run mixednuts prepare again"),
+        ("{", "Invalid JSON"),
+    ],
 )
 def test_a_set_without_a_usable_manifest_says_how_to_make_one(
     tmp_path: Path, content: str | None, message: str
