@@ -101,19 +101,8 @@ def rows(folder: Path, stage: str, columns: Sequence[str]) -> dict[int, list[Any
     return found
 
 
-ATTACK = [
-    "label",
-    "std_clean",
-    "std_attacked",
-    "rob_clean",
-    "rob_attacked",
-    "margin",
-    "std_broken",
-    "rob_broken",
-    "x_adv",
-]
-
-
+_LOGITS = ["std_clean", "std_attacked", "rob_clean", "rob_attacked"]
+ATTACK = ["label", *_LOGITS, "margin", "std_broken", "rob_broken", "x_adv"]
 EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_warm-start", "survived_square", "x_adv"]
 
 

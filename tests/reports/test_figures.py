@@ -25,10 +25,6 @@ def rows_of(figure: Figure) -> list[dict[str, Any]]:
     return [row for panel in figure.panels for layer in panel["layer"] for row in layer["data"]["values"]]
 
 
-def figure_of(results: RunResults, name: str) -> Figure:
-    return figures(results)[name]
-
-
 @pytest.fixture(scope="module")
 def charts(results: RunResults) -> dict[str, Figure]:
     """Every chart, with synthetic certificates."""
@@ -71,7 +67,7 @@ def test_panels_name_no_address_and_captions_say_what_they_show(charts: dict[str
 
 
 def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) -> None:
-    rows = rows_of(figure_of(results, "tradeoff"))
+    rows = rows_of(figures(results)["tradeoff"])
     assert {row["beta"] for row in rows if "beta" in row} == {entry.beta for entry in results.search.entries}
     marks = [row for row in rows if row.get("name", "") == row.get("series")]
     measured = {row["series"]: (row["clean"], row["robust"]) for row in marks}
@@ -79,7 +75,7 @@ def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) 
 
 
 def test_sensitivity_shows_candidates_and_marks_the_selected(results: RunResults) -> None:
-    rows = [row for row in rows_of(figure_of(results, "sensitivity")) if "objective" in row]
+    rows = [row for row in rows_of(figures(results)["sensitivity"]) if "objective" in row]
     shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}
     assert shown == {
         (row["scale"], row["power"], row["bias"]): (
@@ -105,7 +101,7 @@ def test_the_maps_of_a_criterion_under_another_name_are_the_same(results: RunRes
     load_extensions([str(file)])
     assert results.search.criterion == "exact"
     renamed = dataclasses.replace(results, found=dataclasses.replace(results.search, criterion="clean-count"))
-    assert figure_of(renamed, "sensitivity") == figure_of(results, "sensitivity")
+    assert figures(renamed)["sensitivity"] == figures(results)["sensitivity"]
 
 
 def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults) -> None:
@@ -113,7 +109,7 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
     row = results.candidates[0]
     chosen = dataclasses.replace(results.parameters, scale=row["scale"], power=18.0, bias=row["bias"])
     search = dataclasses.replace(results.search, entries=(chosen,))
-    figure = figure_of(dataclasses.replace(results, candidates=fine, found=search), "sensitivity")
+    figure = figures(dataclasses.replace(results, candidates=fine, found=search))["sensitivity"]
     titles = [panel["title"] for panel in figure.panels]
     assert len(titles) == 12
     assert "p = 18" in titles
@@ -124,6 +120,6 @@ def test_histograms_count_every_image_once(results: RunResults) -> None:
         assert sum(group.counts) == group.n
         assert len(group.counts) == len(EDGES) - 1
     shares = [
-        row["share"] for row in rows_of(figure_of(results, "margins")) if "share" in row and row["right"] > row["left"]
+        row["share"] for row in rows_of(figures(results)["margins"]) if "share" in row and row["right"] > row["left"]
     ]
     assert sum(shares) == pytest.approx(100 * 2 * len(results.splits))

@@ -19,7 +19,7 @@ from mixednuts_dist.reports.margins import EDGES, MarginTally, margin_gap, margi
 from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, stage_costs
 from mixednuts_dist.reports.results_file import ResultsFile
-from mixednuts_dist.storage.records import SearchResult
+from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, SearchResult
 from tests.helpers.made_up_run import (
     ATTACKS,
     in_batches,
@@ -30,11 +30,17 @@ from tests.helpers.made_up_run import (
 )
 
 
-def gather(attack, search, evaluate, **changes) -> RunResults:
-    described = {"run_id": "r-00000000", "name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob"}
-    described["attacks"] = ATTACKS
-    settings = {"threat": ThreatModel("Linf", 0.1), "seconds": {"attack": 1.0}, **described, **changes}
-    return gather_results(in_batches(attack, evaluate), search=search, **settings)
+def made_up() -> tuple[AttackRecords, SearchResult, EvaluateRecords]:
+    attack = made_up_attack()
+    search = made_up_search(attack)
+    return attack, search, made_up_evaluate(attack, alpha=search.deployed().alpha)
+
+
+def gather(attack: AttackRecords, search: SearchResult, evaluate: EvaluateRecords, size: int = 70) -> RunResults:
+    return gather_results(
+        in_batches(attack, evaluate, size), search=search, attacks=ATTACKS, run_id="r-00000000", name="r",
+        dataset="digits", std="demo:std", rob="demo:rob", threat=ThreatModel("Linf", 0.1), seconds={"attack": 1.0},
+    )  # fmt: skip
 
 
 def test_survival_is_what_stands_after_each_step(results: RunResults) -> None:
@@ -85,21 +91,11 @@ def test_an_empty_group_has_no_median_and_no_ratio() -> None:
 
 @pytest.mark.parametrize("size", [1, 70, 300])
 def test_the_cut_into_batches_changes_nothing(size: int) -> None:
-    attack = made_up_attack()
-    search = made_up_search(attack)
-    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
-    described = {"name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob", "seconds": {"attack": 1.0}}
-    parts = in_batches(attack, evaluate, size)
-    cut = gather_results(
-        parts, search=search, run_id="r-00000000", threat=ThreatModel("Linf", 0.1), attacks=ATTACKS, **described
-    )
-    assert cut.to_json() == gather(attack, search, evaluate).to_json()
+    assert gather(*made_up(), size).to_json() == gather(*made_up()).to_json()
 
 
 def test_kept_is_counted_among_robs_robust_images() -> None:
-    attack = made_up_attack()
-    search = made_up_search(attack)
-    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
+    attack, search, evaluate = made_up()
     results = gather(attack, search, evaluate)
     kept = [bool(r) and not bool(b) for r, b in zip(evaluate.robust_N, attack.rob_broken_N, strict=True)]
     assert results.kept == Count(sum(kept), int((~attack.rob_broken_N).sum()))
@@ -110,14 +106,15 @@ def test_kept_is_counted_among_robs_robust_images() -> None:
 
 
 def test_refuses_rows_about_other_images() -> None:
-    attack = made_up_attack()
-    search = made_up_search(attack)
+    _, search, _ = made_up()
     other = made_up_evaluate(made_up_attack(250), alpha=0.9)
-    with pytest.raises(InvalidInputError, match=r"300 attack rows and 250 evaluate rows is not about the same images"):
-        gather_results([(attack, other)], search=search, attacks=ATTACKS, std="demo:std")
     shuffled = dataclasses.replace(other, sample_ids_N=other.sample_ids_N.flip(0))
-    with pytest.raises(InvalidInputError, match="not about the same images"):
-        gather_results([(made_up_attack(250), shuffled)], search=search, attacks=ATTACKS, std="demo:std")
+    for n, rows, words in (
+        (300, other, "300 attack rows and 250 evaluate rows"),
+        (250, shuffled, "not about the same"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            gather(made_up_attack(n), search, rows, size=300)
 
 
 def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> None:
@@ -130,13 +127,8 @@ def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> No
     assert entry["seconds_total"] == pytest.approx(597.37)
     assert entry["survival"][-1]["step"] == "square"
     assert entry["notes"] == list(results.notes)
-
-
-def test_json_has_a_schema(results: RunResults) -> None:
-    schema = ResultsFile.model_json_schema(mode="serialization")
-    content = results.to_json()
-    assert set(content) == set(schema["properties"])
-    assert ResultsFile.model_validate(content).n_images == 300
+    assert set(entry) == set(ResultsFile.model_json_schema(mode="serialization")["properties"])
+    assert ResultsFile.model_validate(entry).n_images == 300
 
 
 def test_numbers_that_json_cannot_hold_become_null(results: RunResults) -> None:
@@ -150,22 +142,18 @@ def test_numbers_that_json_cannot_hold_become_null(results: RunResults) -> None:
     assert entry["parameters"]["cutoff"] is None
 
 
-def notes_of(search: SearchResult, **evaluate_changes: object) -> str:
-    attack = made_up_attack()
-    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
-    return "\n".join(gather(attack, search, dataclasses.replace(evaluate, **evaluate_changes)).notes)
-
-
 def test_surprises_become_notes() -> None:
-    attack = made_up_attack()
-    search = made_up_search(attack)
-    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
-    assert "Square" not in notes_of(search)
+    attack, search, evaluate = made_up()
+
+    def notes(search: SearchResult = search, **changes: object) -> str:
+        return "\n".join(gather(attack, search, dataclasses.replace(evaluate, **changes)).notes)
+
+    assert "Square" not in notes()
     fooled_N = evaluate.survived["fab-t"] & (evaluate.sample_ids_N != evaluate.sample_ids_N[evaluate.robust_N][0])
-    assert "Square broke 1 of the images" in notes_of(search, survived={**evaluate.survived, "square": fooled_N})
-    assert "perturbations that the search had not seen" in notes_of(search, robust_N=torch.zeros(300, dtype=torch.bool))
+    assert "Square broke 1 of the images" in notes(survived={**evaluate.survived, "square": fooled_N})
+    assert "perturbations that the search had not seen" in notes(robust_N=torch.zeros(300, dtype=torch.bool))
     other = tuple(dataclasses.replace(e, clean_correct=e.clean_correct - 1) for e in search.entries)
-    assert "The search predicted" in notes_of(dataclasses.replace(search, entries=other))
+    assert "The search predicted" in notes(dataclasses.replace(search, entries=other))
 
 
 def test_splits_count_both_groups_at_equal_retention(results: RunResults) -> None:

@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,18 +13,8 @@ MIXEDNUTS = str(Path(sys.executable).with_name("mixednuts"))
 ROOT = Path(__file__).parents[2]
 
 
-def command(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([MIXEDNUTS, *arguments], capture_output=True, text=True, check=False, cwd=cwd, timeout=500)
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Callable[..., str]:
-    """Writes a tiny configuration and returns its path."""
-
-    def write(**changes: Any) -> str:
-        return str(tiny_file(tmp_path, **changes))
-
-    return write
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([MIXEDNUTS, *arguments], capture_output=True, text=True, check=False, timeout=500)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +25,8 @@ def written(tmp_path: Path) -> Callable[..., str]:
         ("std=resnet50", "valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"),
     ],
 )
-def test_bad_configuration_fails_without_torch(written: Callable[..., str], override: str, message: str) -> None:
-    config = written()
+def test_bad_configuration_fails_without_torch(tmp_path: Path, override: str, message: str) -> None:
+    config = str(tiny_file(tmp_path))
     code = (
         "import sys\nfrom mixednuts_dist.cli import main\n"
         f"sys.argv = ['mixednuts', 'run', {config!r}, '--set', {override!r}]\n"

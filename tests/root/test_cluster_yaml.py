@@ -1,12 +1,12 @@
 """cluster.yaml against Ray's own schema and resource checks, and the KubeRay manifest, offline."""
 
+import copy
 import re
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from ray.scripts.symmetric_run import symmetric_run
 
@@ -17,51 +17,35 @@ ROOT = Path(__file__).parents[2]
 PATH = ROOT / "cluster.yaml"
 
 
-@pytest.fixture
-def content() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(PATH.read_text())
-    return loaded
+CONTENT: dict[str, Any] = yaml.safe_load(PATH.read_text())
+MANIFEST: dict[str, Any] = yaml.safe_load((ROOT / "jobs" / "kuberay.yaml").read_text())
 
 
-def validate(content: dict[str, Any]) -> None:
+def test_rays_launcher_accepts_it() -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    validate_config(prepare_config(content))
+    validate_config(prepare_config(copy.deepcopy(CONTENT)))
 
 
-def test_rays_launcher_accepts_it(content: dict[str, Any]) -> None:
-    validate(content)
-
-
-def test_the_head_may_start_workers(content: dict[str, Any]) -> None:
+def test_the_head_may_start_workers() -> None:
     """Ray's default role may not pass the workers' role, and its autoscaler imports boto3."""
-    assert content["available_node_types"]["head"]["node_config"]["IamInstanceProfile"]
+    assert CONTENT["available_node_types"]["head"]["node_config"]["IamInstanceProfile"]
     assert "iam:PassRole" in PATH.read_text()
-    (install,) = [command for command in content["setup_commands"] if "pip install" in command]
+    (install,) = [command for command in CONTENT["setup_commands"] if "pip install" in command]
     assert install.startswith("PIP_BREAK_SYSTEM_PACKAGES=1 ") and "--break-system-packages" not in install
-    assert any("--extra aws" in command for command in content["setup_commands"])
+    assert any("--extra aws" in command for command in CONTENT["setup_commands"])
     assert 'aws = ["boto3' in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.fixture
-def manifest() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "jobs" / "kuberay.yaml").read_text())
-    return loaded
-
-
-def test_the_rayjob_has_what_kuberay_asks_for(manifest: dict[str, Any]) -> None:
-    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
-    spec = manifest["spec"]
-    assert {rule["condition"]["jobStatus"] for rule in spec["deletionStrategy"]["deletionRules"]} == {
-        "SUCCEEDED",
-        "FAILED",
-    }
+def test_the_rayjob_has_what_kuberay_asks_for() -> None:
+    assert (MANIFEST["apiVersion"], MANIFEST["kind"]) == ("ray.io/v1", "RayJob")
+    spec = MANIFEST["spec"]
+    rules = spec["deletionStrategy"]["deletionRules"]
+    assert {rule["condition"]["jobStatus"] for rule in rules} == {"SUCCEEDED", "FAILED"}
+    assert {rule["policy"] for rule in rules} == {"DeleteCluster"}  # with autoscaling
     assert not {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & set(spec), "excluded by deletionRules"
-    assert {rule["policy"] for rule in spec["deletionStrategy"]["deletionRules"]} == {
-        "DeleteCluster"
-    }  # with autoscaling
     assert 0 < spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
-    cluster = manifest["spec"]["rayClusterSpec"]
+    cluster = MANIFEST["spec"]["rayClusterSpec"]
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "pyproject.toml").read_text()
     assert cluster["enableInTreeAutoscaling"]
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
@@ -78,15 +62,15 @@ def test_the_rayjob_has_what_kuberay_asks_for(manifest: dict[str, Any]) -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def test_the_rayjobs_command_is_one_that_runs(manifest: dict[str, Any]) -> None:
-    python, script, config, *options = shlex.split(manifest["spec"]["entrypoint"])
+def test_the_rayjobs_command_is_one_that_runs() -> None:
+    python, script, config, *options = shlex.split(MANIFEST["spec"]["entrypoint"])
     assert python == "python"
     assert (ROOT / script.removeprefix("/app/")).is_file()
     assert options[::2] == ["--set"] * (len(options) // 2)
     loaded = load_config(ROOT / config.removeprefix("/app/"), options[1::2])
     assert loaded.storage.startswith("s3://")
     assert loaded.compute.num_gpus == 1
-    (workers,) = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (workers,) = MANIFEST["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert loaded.compute.num_workers == workers["maxReplicas"]
 
 
