@@ -3,6 +3,7 @@
 The message of each error contains what is wrong, the value, and the next step.
 """
 
+import hashlib
 import json
 import logging
 import re
@@ -77,11 +78,13 @@ class DamagedFile(ContentHashMismatch):
     Args:
         message: what is wrong.
         address: the address of the file.
+        content: its bytes, if it should be quarantined as long as it has these.
     """
 
-    def __init__(self, message: str, address: str = "") -> None:
+    def __init__(self, message: str, address: str = "", content: bytes = b"") -> None:
         super().__init__(message)
         self.address = address
+        self.sha256 = hashlib.sha256(content).hexdigest()
 
 
 class MissingArtifact(MixedNutsError):

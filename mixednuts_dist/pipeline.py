@@ -19,7 +19,6 @@ from .stages.cross_check import cross_check
 from .stages.progress import RunProgress
 from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
-from .storage.damage import set_aside_if_damaged
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def run(
             except DamagedFile as error:
                 logger.warning("%s", error)
                 folder, _, name = error.address.rpartition("/")
-                set_aside_if_damaged(opened.store.at(folder), name)
+                opened.store.at(folder).set_aside(name, error.sha256)
             except MissingArtifact as error:  # another driver has just quarantined it
                 logger.warning("%s", error)
         return _complete(opened, used, watched, drawn)

@@ -119,9 +119,7 @@ def _storage_problems(config: RunConfig) -> Iterator[str]:
         from ..storage.store import Store
 
         try:
-            store = Store(config.storage, FIRST_ANSWER_SECONDS)
-            store.require_bucket()
-            store.exists("run.yaml")
+            Store(config.storage, FIRST_ANSWER_SECONDS).names("")
         except MixedNutsError as error:
             yield f"storage: {error}"
         return

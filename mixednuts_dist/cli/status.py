@@ -152,17 +152,18 @@ def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Pa
 
 
 def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
-    from ..storage import index
+    from ..storage.damage import verify
 
     store = rows_of(source, overrides)
-    bad, n_files = index.verify(store)
+    bad, n_files = verify(store)
     if not n_files:
         raise MissingArtifact(f"{store.uri} holds no run. Run: {typed('run', source, overrides)}")
-    for damage in bad:
-        click.echo(f"{store.address(damage.path)}: {damage.reason}")
+    for damage in bad.values():
+        click.echo(f"{damage.address}: {damage}")
     if bad and repair:
-        for path in index.repair(store, bad):
-            click.echo(f"kept as {store.address(path)}")
+        for path, damage in bad.items():
+            if kept := store.set_aside(path, damage.sha256):
+                click.echo(f"kept as {store.address(kept)}")
         click.echo(f"Next: {typed('run', source, overrides)}")
     elif bad:
         again = typed("status --verify --repair", source, overrides)
@@ -218,7 +219,7 @@ def run_status(config: RunConfig) -> RunStatus:
         opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     except MissingArtifact:
         store = run_store(config, FIRST_ANSWER_SECONDS)
-        store.require_bucket()
+        store.names("")  # raises for a missing bucket
         unsearched = None if config.std is None else False
         return RunStatus(config.run_id(), store.uri, (), unsearched, False, False, (), ())
     searched = opened.store.exists(SELECTED)

@@ -217,7 +217,7 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
         hub = output.removeprefix("hf:") if output.startswith("hf:") else None
         if hub is not None and robustbench:
             raise click.UsageError("--robustbench writes a folder; RobustBench takes a link to the tensor in it")
-        from ..deployment.export import export_run, has_code, require_token, upload
+        from ..deployment.export import export_run, require_token, upload
         from ..deployment.loading import read_run
 
         if hub is not None:
@@ -237,7 +237,7 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
                 found = read_run(run, beta=beta, trust_code=trust_code)
                 console.print(f"loading the classifiers of {found.run_id}, writing weights, parameters and card")
                 written = export_run(found, folder, address=output)
-            shown = ", trust_code=True" if has_code(folder) else ""
+            shown = ", trust_code=True" if any(folder.glob("*.py")) else ""
             if hub is not None:
                 console.print(f"uploading to hf:{hub}")
             place = upload(folder, hub) if hub is not None else str(folder)

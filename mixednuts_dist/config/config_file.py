@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Hashable, Mapping
-from dataclasses import fields
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -126,25 +125,6 @@ def read_json(content: bytes) -> Any:
         return json.loads(content)
     except RecursionError as error:
         raise ValueError("its lists and keys are nested too deeply") from error
-
-
-_PLAIN = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
-
-
-def require_plain(kind: type, values: Mapping[str, Any]) -> None:
-    """Check the values of a file against the int, float, str and bool fields of their dataclass.
-
-    Raises:
-        ValueError: for the first value of another type. A truth value is not a number.
-    """
-    for field in fields(kind):
-        named, value = str(getattr(field.type, "__name__", field.type)), values.get(field.name)
-        taken = _PLAIN.get(named)
-        if taken is None or field.name not in values:
-            continue
-        fits = isinstance(value, taken) and isinstance(value, bool) == (named == "bool")
-        if not fits:
-            raise ValueError(f"{field.name} is {shortened(value, 40)}, which is no {named}")
 
 
 class _Loader(yaml.SafeLoader):

@@ -13,7 +13,7 @@ from ..config.versions import fast_notes
 from ..errors import DamagedFile, InvalidInputError, StoreError
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
-from .loading import ROLES, DeployedRun, StoredBase, write_folder
+from .loading import DeployedRun, StoredBase, write_folder
 
 CARD = "README.md"
 _RESULTS = "report/results.json"
@@ -33,10 +33,11 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
     if folder.exists() and not folder.is_dir():
         raise InvalidInputError(f"--to {folder} is a file; give the name of a folder")
     mixed, inputs, store = run.classifier(), run.stored.inputs, run.stored.store
+    code = _code_files(run)
     bases = {
         role: StoredBase(
             source.written, None if source.is_black_box else f"{role}.safetensors", inputs.checksums[role],
-            _code(run, role),
+            code[role][1] if role in code else None,
         )
         for role, source in run.stored.config.classifiers.items()
     }  # fmt: skip
@@ -47,9 +48,8 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
         "images": {"shape": list(inputs.image_shape), "classes": inputs.n_classes},
     }  # fmt: skip
     write_folder(mixed, folder, bases, about)
-    for role, base in bases.items():
-        if base.code is not None:
-            (folder / base.code).write_bytes(code_of(store, _kept_code(run, role)))
+    for kept, name in code.values():
+        (folder / name).write_bytes(code_of(store, kept))
     curve = _CURVE if run.is_deployed and store.exists(f"report/{_CURVE}") else None
     if curve is not None:
         (folder / curve).write_bytes(store.read(f"report/{curve}"))
@@ -58,23 +58,18 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
     return sorted(path.name for path in folder.iterdir())
 
 
-def _kept_code(run: DeployedRun, role: str) -> str:
-    """Return the path in the run of the file that builds a base classifier; empty if there is none."""
-    return run.code.get(ClassifierSource(run.written(role)).code_file, "")
+def _code_files(run: DeployedRun) -> dict[str, tuple[str, str]]:
+    """Return the Python files that build base classifiers: role -> path in the run and name in the exported folder.
 
-
-def _code(run: DeployedRun, role: str) -> str | None:
-    """Return the file's name in the exported folder, with digits of its hash if `std` has another file of this name."""
-    kept, std = _kept_code(run, role), _kept_code(run, "std")
-    if not kept:
-        return None
-    _, sha256, name = kept.split("/")
-    return name if kept == std or not std.endswith(f"/{name}") else f"{sha256}_{name}"
-
-
-def has_code(folder: Path) -> bool:
-    """Return whether an exported folder contains Python files, which loading needs."""
-    return any(folder.glob("*.py"))
+    If the two files have the same name, that of `rob` gets digits of its hash.
+    """
+    found = dict[str, tuple[str, str]]()
+    for role, source in run.stored.config.classifiers.items():
+        if kept := run.code.get(ClassifierSource(source.written).code_file):
+            _, sha256, name = kept.split("/")
+            is_taken = any(other == name and path != kept for path, other in found.values())
+            found[role] = kept, f"{sha256}_{name}" if is_taken else name
+    return found
 
 
 def require_token(name: str) -> None:
@@ -118,14 +113,14 @@ def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
     """
     results = measured_results(run)
     front = _card_data(run, results).to_yaml()
-    files = [name for name in dict.fromkeys(_code(run, role) for role in ROLES) if name]
-    elsewhere = any(run.written(role).startswith("py:") and not _kept_code(run, role) for role in ROLES)
-    config = run.stored.config
+    config, code = run.stored.config, _code_files(run)
+    elsewhere = any(uri.written.startswith("py:") and role not in code for role, uri in config.classifiers.items())
     return rendered(
         "deployment", "model_card.md",
         run=run, config=config, inputs=run.stored.inputs, data=config.data.uri.written,
         threat=config.threat.threat_model(), results=results, front=front, address=json.dumps(address), curve=curve,
-        code=files, code_elsewhere=elsewhere, fast_notes=fast_notes(config.evaluate.model_dump(mode="json")),
+        code=[*dict.fromkeys(name for _, name in code.values())], code_elsewhere=elsewhere,
+        fast_notes=fast_notes(config.evaluate.model_dump(mode="json")),
     )  # fmt: skip
 
 

@@ -7,16 +7,14 @@ both, the URI names the architecture and the file holds the weights, so loading 
 this package and the libraries that the URI names.
 """
 
-import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
@@ -29,15 +27,13 @@ from ..config.run_config import RunConfig
 from ..config.uris import GIVEN, ClassifierSource, named_code, needs_trust
 from ..errors import ContentHashMismatch, InvalidInputError
 from ..mixing.classifier import MixedClassifier
-from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..selection.choice import Choice
 from ..stages.runs import Run, described_run, run_of
-from ..stages.search_result import stored_search
+from ..stages.search_result import read_search_result
 from ..storage.records import SearchResult
 from ..storage.store import Store
 
-ROLES = ("std", "rob")
 PARAMETERS = "mixed_classifier.json"
 HUB = "hf:"
 _VERSION = 2  # format version in PARAMETERS
@@ -58,36 +54,26 @@ class DeployedRun:
         """Return whether this is the beta that the run attacked."""
         return self.chosen.beta == self.searched.deployed_beta
 
-    def written(self, role: str) -> str:
-        """Return the URI of "std" or "rob" as the configuration has it."""
-        return self.stored.config.classifiers[role].written
-
-    def base(self, role: str) -> nn.Module:
-        """Build the base classifier "std" or "rob", with the weights that the run used.
+    def classifier(self) -> MixedClassifier:
+        """Build the mixed classifier, with the weights and the surrogate that the run used.
 
         Raises:
-            BaseClassifierError: if it cannot be built here.
+            BaseClassifierError: if a base classifier cannot be built here.
             ContentHashMismatch: if its weights (or the source of its factory) have changed.
         """
-        source = self.stored.config.classifiers[role]
-        if source.scheme == GIVEN:
-            raise InvalidInputError(
-                f"{role} of run {self.run_id} was a module that the caller passed to `run` or `mix`. Keep the mixed "
-                "classifier with save_pretrained and load it with load_pretrained"
-            )
-        advice = "the parameters that the run chose are not for them. Restore the weights, or make another run"
-        whose, then = f"those of run {self.run_id}", self.stored.inputs.checksums[role]
-        return _with_weights(load_classifier(source, role), role, source, then, whose, advice)
-
-    def classifier(self) -> MixedClassifier:
-        """Return the mixed classifier; errors as in `base`."""
-        return MixedClassifier.from_mixture(self.base("std"), self.base("rob"), self.mixture)
-
-    @property
-    def mixture(self) -> Mixture:
-        """Return the chosen parameters, with the surrogate that the run used for attacks."""
-        rd = self.stored.config.evaluate.rd
-        return replace(self.chosen.mixture(), surrogate_alpha=self.searched.surrogate_alpha, rd=rd)
+        config, bases = self.stored.config, dict[str, nn.Module]()
+        for role, source in config.classifiers.items():
+            if source.scheme == GIVEN:
+                raise InvalidInputError(
+                    f"{role} of run {self.run_id} was a module that the caller passed to `run` or `mix`. Keep the "
+                    "mixed classifier with save_pretrained and load it with load_pretrained"
+                )
+            bases[role] = load_classifier(source, role)
+            expected = self.stored.inputs.checksums[role]
+            _require_weights(bases[role], role, source, expected, "Restore them, or make another run")
+        surrogate_alpha, rd = self.searched.surrogate_alpha, config.evaluate.rd
+        mixture = replace(self.chosen.mixture(), surrogate_alpha=surrogate_alpha, rd=rd)
+        return MixedClassifier.from_mixture(bases["std"], bases["rob"], mixture)
 
 
 def load_run(
@@ -148,13 +134,19 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
         InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
             code or a service, without `trust_code`.
         DamagedFile: if one of the two files is damaged.
+        ContentHashMismatch: if the search's result belongs to another run.
     """
     run, described = open_stored(uri, trust_code)
     run_id = described["run_id"]
     if run.config.std is None:
         raise InvalidInputError(f"run {run_id} attacks `rob` alone; without `std` there is no mixed classifier to load")
-    searched, _ = stored_search(run.store)
-    return DeployedRun(run, run_id, searched, _chosen(searched, run_id, beta), described.get("code") or {})
+    searched = read_search_result(run)
+    wanted = searched.deployed_beta if beta is None else beta
+    chosen = next((choice for choice in searched.entries if math.isclose(choice.beta, wanted, rel_tol=1e-9)), None)
+    if chosen is None:
+        valid = ", ".join(f"{choice.beta:g}" for choice in searched.entries)
+        raise InvalidInputError(f"beta={wanted:g} was not searched in run {run_id}; these were: {valid}")
+    return DeployedRun(run, run_id, searched, chosen, described.get("code") or {})
 
 
 def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
@@ -170,15 +162,6 @@ def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
     if named and not trust_code:
         raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True (--trust-code to a command)"))
     return run_of(store, described), described
-
-
-def _chosen(searched: SearchResult, run_id: str, beta: float | None) -> Choice:
-    wanted = searched.deployed_beta if beta is None else beta
-    for choice in searched.entries:
-        if math.isclose(choice.beta, wanted, rel_tol=1e-9):
-            return choice
-    valid = ", ".join(f"{choice.beta:g}" for choice in searched.entries)
-    raise InvalidInputError(f"beta={wanted:g} was not searched in run {run_id}; these were: {valid}")
 
 
 @dataclass(frozen=True)
@@ -243,51 +226,38 @@ def load_pretrained(
             not available.
         ContentHashMismatch: if the weights of a base classifier differ from the saved ones.
     """
-    with local_folder(source, (".json", ".safetensors", *((".py",) if trust_code else ()))) as folder:
+    endings = (".json", ".safetensors", *((".py",) if trust_code else ()))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = _local_folder(str(source), endings, Path(temporary))
         content = _read_parameters(folder)
-        stored = {role: StoredBase(**base) for role, base in content["base_classifiers"].items()}
-        for role, given in (("std", std), ("rob", rob)):
-            if given is None:  # before any weights are read
-                stored[role] = _with_code(role, folder, stored[role], trust_code)
-        std, rob = (_base(role, folder, stored[role], given) for role, given in (("std", std), ("rob", rob)))
+        std, rob = (
+            _base(role, folder, StoredBase(**content["base_classifiers"][role]), given, trust_code)
+            for role, given in (("std", std), ("rob", rob))
+        )
     settings = dict(content["transform"])
     transform = LOGIT_MAPS[settings.pop("map")](**settings)
     return MixedClassifier(std, rob, transform, **content["mixture"])
 
 
-@contextlib.contextmanager
-def local_folder(source: str | Path, endings: tuple[str, ...] = (".json", ".safetensors")) -> Iterator[Path]:
-    """Yield the folder; from the hub or other storage, download the files with these endings first.
+def _local_folder(source: str, endings: tuple[str, ...], temporary: Path) -> Path:
+    """Return the folder; from the hub or other storage, download the files with these endings first."""
+    if source.startswith(HUB):
+        from huggingface_hub import snapshot_download
 
-    Raises:
-        InvalidInputError: if the download fails.
-    """
-    text = str(source)
-    if text.startswith(HUB):
-        yield _from_hub(text.removeprefix(HUB), endings)
-    elif "://" not in text:
-        yield Path(text)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                files, root = fsspec.core.url_to_fs(text)
-                for path in files.ls(root, detail=False):
-                    if path.endswith(endings):
-                        files.get_file(path, f"{folder}/{path.rpartition('/')[2]}")
-            except (OSError, ValueError, ImportError) as error:
-                raise InvalidInputError(f"{text} cannot be read: {error}") from error
-            yield Path(folder)
-
-
-def _from_hub(name: str, endings: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=[f"*{ending}" for ending in endings]))
-    except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
-        raise InvalidInputError(
-            f"{HUB}{name} is not in the local cache and cannot be downloaded ({' '.join(str(error).split())[:200]})"
-        ) from error
+        try:
+            return Path(snapshot_download(source.removeprefix(HUB), allow_patterns=[f"*{end}" for end in endings]))
+        except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
+            reason = " ".join(str(error).split())[:200]
+            raise InvalidInputError(
+                f"{source} is not in the local cache and cannot be downloaded ({reason})"
+            ) from error
+    if "://" not in source:
+        return Path(source)
+    store = Store(source)
+    for name in store.names(""):
+        if name.endswith(endings):
+            (temporary / name).write_bytes(store.read(name))
+    return temporary
 
 
 def _read_parameters(folder: Path) -> dict[str, Any]:
@@ -306,17 +276,23 @@ def _read_parameters(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None) -> nn.Module:
-    if given is None and stored.uri is None:
-        raise InvalidInputError(
-            f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
-        )
-    source = ClassifierSource(str(stored.uri))
-    if given is None:
+def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None, trust_code: bool) -> nn.Module:
+    """Return a base classifier with the saved weights; errors as in `load_pretrained`."""
+    model, source = given, ClassifierSource(str(stored.uri))
+    if model is None:
+        if stored.uri is None:
+            raise InvalidInputError(
+                f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
+            )
+        if stored.code and trust_code:
+            source = ClassifierSource(source.located(lambda _: str(folder / str(stored.code))))
+        elif stored.code and source.code_file and not Path(source.code_file).is_file():
+            raise InvalidInputError(
+                f"{role} is built by the Python file {stored.code} of {folder}, which is run only if you ask for it: "
+                f"read it, then pass trust_code=True, or {role}=module"
+            )
         bare = (source.without_weights() or without_weights_argument(source)) if stored.weights else None
         model = load_classifier(bare or source, role)
-    else:
-        model = given
     if stored.weights:
         try:
             load_model(model, str(folder / stored.weights))
@@ -326,44 +302,23 @@ def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None) 
                 f"{folder / stored.weights} does not fit {role}, a {type(model).__name__}: {reason}"
             ) from error
     if given is None and stored.sha256:
-        advice = f"pass {role}=module to use other ones anyway"
-        _with_weights(model, role, source, stored.sha256, "those that were saved", advice)
+        _require_weights(model, role, source, stored.sha256, f"Pass {role}=module to use other ones anyway")
     return model
 
 
-def _with_code(role: str, folder: Path, stored: StoredBase, trust_code: bool) -> StoredBase:
-    """Point the URI at the folder's own Python file, if the code is trusted.
-
-    Raises:
-        InvalidInputError: if it is not trusted and the file that the URI names does not exist.
-    """
-    if stored.code is None or stored.uri is None:
-        return stored
-    source = ClassifierSource(stored.uri)
-    if trust_code:
-        return replace(stored, uri=source.located(lambda _: str(folder / str(stored.code))))
-    if not source.code_file or Path(source.code_file).is_file():
-        return stored
-    raise InvalidInputError(
-        f"{role} is built by the Python file {stored.code} of {folder}, which is run only if you ask for it: read it, "
-        f"then pass trust_code=True, or {role}=module"
-    )
-
-
-def _with_weights(model: nn.Module, role: str, uri: str, then: str, whose: str, advice: str) -> nn.Module:
-    """Return the classifier; raise ContentHashMismatch if its checksum is not `then`."""
-    now = classifier_checksum(model, uri)
-    if now != then:
+def _require_weights(model: nn.Module, role: str, uri: str, expected: str, advice: str) -> None:
+    """Raise ContentHashMismatch if the checksum of a classifier is not the expected one."""
+    if (found := classifier_checksum(model, uri)) != expected:
         raise ContentHashMismatch(
-            f"{role}={uri!r}: its weights are not {whose} (sha256 was {then[:12]} and is {now[:12]}): {advice}"
+            f"{role}={uri!r}: its weights are not those that were saved with the parameters (sha256 was "
+            f"{expected[:12]} and is {found[:12]}). {advice}"
         )
-    return model
 
 
 def _map_name(transform: LogitMap) -> str:
-    for name, kind in LOGIT_MAPS.items():
-        if type(transform) is kind:
-            return name
-    raise InvalidInputError(
-        f"a transform of type {type(transform).__name__} cannot be saved; these can: {', '.join(LOGIT_MAPS)}"
-    )
+    name = next((name for name, kind in LOGIT_MAPS.items() if type(transform) is kind), None)
+    if name is None:
+        raise InvalidInputError(
+            f"a transform of type {type(transform).__name__} cannot be saved; these can: {', '.join(LOGIT_MAPS)}"
+        )
+    return name

@@ -24,7 +24,7 @@ from ..norms.ball import ball_of
 from ..reports.counts import Count
 from ..reports.templates import rendered
 from ..stages.runs import Run
-from ..stages.search_result import evaluate_content_hash, stored_search
+from ..stages.search_result import evaluate_content_hash, read_search_result
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
@@ -54,7 +54,7 @@ def export_submission(
             model.
     """
     run, _ = open_stored(uri, trust_code)
-    searched = stored_search(run.store)[0] if run.config.std else None
+    searched = read_search_result(run) if run.config.std else None
     if searched and beta not in (None, searched.deployed_beta):
         raise InvalidInputError(
             f"beta={beta:g} of run {run.config.run_id()} was not attacked; the deployed one, "

@@ -4,16 +4,14 @@ They are stored in `acceleration/<device>.json`, so that all rows of a run on on
 same way, also after the run is resumed.
 """
 
-import json
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from ..acceleration.precision import Precision
-from ..config.config_file import read_json
-from ..config.run_config import digest
 from ..errors import MissingArtifact
-from ..storage.damage import set_aside_if_damaged
+from ..storage.damage import read_signed_json, signed_json
 from ..storage.store import Store
 
 
@@ -34,16 +32,17 @@ def device_settings(run: Store, device: str, measure: Callable[[], DeviceSetting
     """
     path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', device)}.json"
     while (found := _read(run, path)) is None:
-        values = asdict(measure())
-        run.create(path, json.dumps({**values, "digest": digest(values)}).encode())
+        run.create(path, signed_json(asdict(measure())))
     return found
 
 
 def _read(run: Store, path: str) -> DeviceSettings | None:
-    set_aside_if_damaged(run, path)
     try:
-        values = read_json(run.read(path))
+        content = run.read(path)
     except MissingArtifact:
         return None
-    del values["digest"]
-    return DeviceSettings(**values)
+    try:
+        return DeviceSettings(**read_signed_json(content))
+    except (ValueError, TypeError):
+        run.set_aside(path, hashlib.sha256(content).hexdigest())
+        return None

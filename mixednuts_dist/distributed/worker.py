@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from torch import nn
@@ -21,13 +21,11 @@ from ..config.register import require_extensions
 from ..config.uris import ClassifierSource, travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
-from ..storage.damage import create_whole, finished_rows
-from ..storage.index import with_checksum
 from ..storage.partitions import Partition, rows_folder
 from ..storage.records import PartitionSummary
 from ..storage.run_file import RUN
 from ..storage.store import Store
-from ..storage.tables import encode_table
+from ..storage.tables import create_whole, encode_table, finished_rows
 from .gpus import keep_to_share, unusable_gpu
 from .output_checks import OutputChecks
 from .tasks import Task
@@ -79,7 +77,7 @@ class AttackWorker:
         self.store = Store(self.spec.store_uri)
         run = Store(self.spec.run_uri)
         if networks and not run.exists(RUN):
-            run.require_bucket()
+            run.names("")  # raises for a missing bucket
             raise StoreError(
                 f"{platform.node()} does not see {run.address(RUN)}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
@@ -151,7 +149,7 @@ class AttackWorker:
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, summary)
-        summary = with_checksum(summary, content)
+        summary = replace(summary, n_bytes=len(content))
         if there := create_whole(self.store, path, content, task.content_hash, partition):
             return there
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(summary)})

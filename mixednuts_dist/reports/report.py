@@ -32,7 +32,7 @@ from ..stages.stage import Stage, stage_of
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
-from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
+from ..storage.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
 from .counts import Count, outcome_counts
 from .figures import tradeoff
 from .page import report_files
@@ -104,7 +104,8 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunReport:
         logger.warning("the page is not written: %s", error)
         return results
     with stage_clock(opened.store, "report"):
-        opened.store.write_all("report", results.files)
+        for name in sorted(results.files, key=lambda name: name.endswith(".json")):  # which announce the other files
+            opened.store.write(f"report/{name}", results.files[name])
     (progress or RunProgress()).stage_finished("report", opened.store.address("report/index.html"))
     return results
 
@@ -158,13 +159,8 @@ def _mixture_results(opened: Run, content_hash: str) -> RunResults:
 def _rob_results(opened: Run, content_hash: str) -> RunResults:
     """Count the attacks on `rob` alone, for a run without `std`."""
     steps, tally = steps_of(opened), AttackTally()
-    columns = ["sample_id", "label", "rob_clean", "rob_attacked", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     for partitions in _parts(opened):
-        sample_ids_N, labels_N, clean_NK, attacked_NK, robust_N, *survived = read_columns(
-            opened.rows, "evaluate", partitions, content_hash, columns
-        ).values()
-        survived_by = dict(zip(steps, survived, strict=True))
-        tally.add(EvaluateRecords(sample_ids_N, labels_N, clean_NK, attacked_NK, robust_N, survived_by))
+        tally.add(read_evaluate_records(opened.rows, partitions, content_hash, steps, classifier="rob"))
     attack, survival = "adaptive " * opened.inputs.mixed + _attack_words(opened.config), tally.survival()
     return RunResults(
         **_description(opened), accuracy=(tally.accuracy("rob", attack),), survival=survival,
@@ -339,8 +335,7 @@ def _pictures(
         return (), names, (f"No images are shown: {error}",)
 
     def attacked(image: WorstImage) -> torch.Tensor:
-        partition = next(part for part in opened.partitions if part.start <= image.sample_id < part.stop)
-        return read_rows(opened.rows, "evaluate", partition, content_hash, "x_adv", [image.sample_id])
+        return opened.columns("evaluate", content_hash, ["x_adv"], torch.tensor([image.sample_id]))["x_adv"]
 
     seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
     found = tuple(replace(image, pixels=(clean_1[0], attacked_1[0])) for image, clean_1, attacked_1 in seen)

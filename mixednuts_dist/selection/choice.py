@@ -10,16 +10,14 @@ Reading a choice takes no tensors, so this module imports PyTorch only in the me
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.config_file import require_plain
 from ..errors import InvalidInputError
 from .grid import Grid
 
 if TYPE_CHECKING:
-    from ..mixing.clamps import Clamp
     from ..mixing.mixture import Mixture
     from ..mixing.transforms import LogitTransform
 
@@ -40,7 +38,7 @@ class Choice:
     bias: float
     alpha: float
     one_minus_alpha: float  # q / (1 + q), accurate where 1 - alpha is not
-    clamp: Clamp = "gelu"
+    clamp: str = "gelu"
     ln_k: int | None = None
     surrogate_alpha: float = 0.95  # alpha_d of f_aux
     # The following fields are NaN or 0 if no search made the choice.
@@ -86,10 +84,6 @@ class Choice:
         transform = {name: getattr(self, name) for name in ("scale", "power", "bias", "clamp", "ln_k")}
         return {"transform": "LogitTransform", **transform, "one_minus_alpha": self.one_minus_alpha, "temperature": 0.0}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return its entry in `search/selected.json`."""
-        return {**asdict(self), "cutoff": self.cutoff}
-
     @classmethod
     def published(cls, dataset: str) -> Choice:
         """Return the paper's values for "cifar10", "cifar100" or "imagenet".
@@ -98,17 +92,6 @@ class Choice:
         5.0
         """
         return _look_up(_PUBLISHED, dataset)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Choice:
-        """Read a choice as it was stored; JSON has no tuples and no NaN."""
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in content.items()
-            if name != "cutoff"
-        }
-        require_plain(cls, {name: value for name, value in values.items() if value is not None})
-        return cls(**values)
 
 
 def published_grid(dataset: str) -> Grid:

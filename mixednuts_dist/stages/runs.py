@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import logging
 import platform
@@ -20,7 +21,7 @@ from ..storage.index import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, partition_size_of, split_images
 from ..storage.records import PartitionSummary
-from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
+from ..storage.run_file import LAST_KEY, RUN, parse_run_file
 from ..storage.store import Store
 from ..storage.tables import read_columns
 from .run_inputs import Inputs, inspect_inputs
@@ -96,7 +97,8 @@ def open_run(config: RunConfig) -> Run:
     impatient.require_writable()
     run = Run(config, run_store(config), rows_store(config), inspect_inputs(config))
     _write_or_compare(impatient, run)
-    run.rows.sweep()
+    for opened in (run.rows, run.store):
+        opened.sweep()
     return run
 
 
@@ -108,7 +110,7 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
     """
     store = run_store(config, patience_seconds)
     try:
-        described = read_run_file(store)
+        described = parse_run_file(store.read(RUN), store.address(RUN))
     except MissingArtifact:
         raise MissingArtifact(
             f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack"
@@ -141,9 +143,9 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
 
 
 def described_run(store: Store) -> dict[str, Any]:
-    """Return the content of `run.yaml`; errors as in `read_run_file`, and MissingArtifact names the runs below."""
+    """Return the content of `run.yaml`; errors as in `parse_run_file`, and MissingArtifact names the runs below."""
     try:
-        return read_run_file(store)
+        return parse_run_file(store.read(RUN), store.address(RUN))
     except MissingArtifact:
         runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
         hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
@@ -193,11 +195,12 @@ def _write_or_compare(store: Store, run: Run) -> None:
     ).encode()
     if store.create(RUN, content):
         return
+    existing, address = store.read(RUN), store.address(RUN)
     try:
-        _require_same_inputs(run, _parse_inputs(store.read(RUN), store.address(RUN)))
+        _require_same_inputs(run, _inputs_in(parse_run_file(existing, address), address))
     except DamagedFile as error:
         logger.warning("%s", error)
-        store.set_aside(RUN, unless=_is_whole)
+        store.set_aside(RUN, hashlib.sha256(existing).hexdigest())
         store.create(RUN, content)
 
 
@@ -210,17 +213,6 @@ def _require_same_inputs(run: Run, stored: Inputs) -> None:
             f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "
             f"its stored rows are not theirs. Give the run another name, or delete {run.store.uri}"
         )
-
-
-def _is_whole(run_yaml: bytes) -> bool:
-    try:
-        return bool(_parse_inputs(run_yaml, RUN))
-    except DamagedFile:
-        return False
-
-
-def _parse_inputs(run_yaml: bytes, address: str) -> Inputs:
-    return _inputs_in(parse_run_file(run_yaml, address), address)
 
 
 def _inputs_in(described: Mapping[str, Any], address: str) -> Inputs:

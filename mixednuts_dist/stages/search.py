@@ -1,21 +1,22 @@
 """The search stage runs Algorithm 1 over the stored logits, for all betas at once."""
 
-import json
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from ..config.run_config import RunConfig, digest
+from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
 from ..errors import DamagedFile
 from ..selection.grid import kept_images
 from ..selection.selection import Selection
-from ..storage.damage import set_aside_if_damaged
-from ..storage.records import SearchResult, candidates_table
+from ..storage.damage import signed_json
+from ..storage.records import SearchResult
+from ..storage.tables import candidates_table, table_problem
 from .choosing import attacks_its_choice, choose, search_rows
 from .driver_notes import stage_clock
 from .progress import RunProgress
@@ -49,7 +50,7 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
             result = read_search_result(opened)
         except DamagedFile as error:
             logger.warning("%s", error)
-            set_aside_if_damaged(opened.store, SELECTED)
+            opened.store.set_aside(SELECTED, error.sha256)
         else:
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
@@ -66,15 +67,11 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
         MissingArtifact: if the search has not run.
         DamagedFile: if the file is not as written.
     """
-    with opened.store.open(CANDIDATES) as file:
-        try:
-            rows: list[dict[str, Any]] = pq.read_table(
-                file, filters=[("beta", "==", beta)], page_checksum_verification=True
-            ).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            address = opened.store.address(CANDIDATES)
-            message = f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again"
-            raise DamagedFile(message, address) from error
+    address, content = opened.store.address(CANDIDATES), opened.store.read(CANDIDATES)
+    if problem := table_problem(content):
+        message = f"{address} is damaged ({problem}): `mixednuts run` quarantines it and searches again"
+        raise DamagedFile(message, address, content)
+    rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(content), filters=[("beta", "==", beta)]).to_pylist()
     return rows
 
 
@@ -91,11 +88,10 @@ def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> Se
 
 def _store(opened: Run, result: SearchResult, selection: Selection, write: Callable[[str, bytes], object]) -> None:
     """Write `search/candidates.parquet`, then `search/selected.json`."""
-    opened.store.write_all("search", {"candidates.parquet": candidates_table(selection)})
+    opened.store.write(CANDIDATES, candidates_table(selection))
     content_hash = search_content_hash(opened)
-    content = {"run_id": opened.config.run_id(), "content_hash": content_hash, "result": result.to_json()}
-    content["digest"] = digest(content)
-    write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
+    content = {"run_id": opened.config.run_id(), "content_hash": content_hash, "result": asdict(result)}
+    write(SELECTED, signed_json(content, indent=1, allow_nan=False))
 
 
 def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool:

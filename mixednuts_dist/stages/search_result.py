@@ -1,10 +1,9 @@
 """The content hashes of the search and evaluate stages, and the stored result of the search."""
 
-from ..config.config_file import read_json
 from ..config.run_config import digest
 from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
-from ..storage.records import SearchResult
-from ..storage.store import Store
+from ..storage.damage import read_signed_json
+from ..storage.records import SearchResult, from_plain
 from .runs import Run
 
 SELECTED = "search/selected.json"
@@ -47,28 +46,23 @@ def read_search_result(opened: Run) -> SearchResult:
         DamagedFile: if the file is not as written; it remains in its place.
         ContentHashMismatch: if the file belongs to another run.
     """
-    result, content_hash = stored_search(opened.store)
-    if content_hash != search_content_hash(opened):
-        raise ContentHashMismatch(
-            f"{opened.store.address(SELECTED)} has the content hash {content_hash}, this run has "
-            f"{search_content_hash(opened)}; delete it and search again"
-        )
-    return result
-
-
-def stored_search(store: Store) -> tuple[SearchResult, str]:
-    """Return the search's result in a run's folder and the content hash of its inputs; errors as above."""
-    address = store.address(SELECTED)
+    address = opened.store.address(SELECTED)
     try:
-        content = read_json(store.read(SELECTED))
-        if content.pop("digest") != digest(content):
-            raise ValueError("its content has changed")
-        return SearchResult.from_json(content["result"]), content["content_hash"]
+        written = opened.store.read(SELECTED)
     except MissingArtifact as error:
         raise MissingArtifact(
             f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "
             "configuration, or mixednuts run for all that is missing"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    try:
+        content = read_signed_json(written)
+        result, content_hash = from_plain(SearchResult, content["result"]), content["content_hash"]
+    except (ValueError, LookupError) as error:
         message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
-        raise DamagedFile(message, address) from error
+        raise DamagedFile(message, address, written) from error
+    if content_hash != search_content_hash(opened):
+        raise ContentHashMismatch(
+            f"{address} has the content hash {content_hash}, this run has {search_content_hash(opened)}; delete it and "
+            "search again"
+        )
+    return result

@@ -1,88 +1,59 @@
-"""Finds damaged files by their own checksums, and quarantines them.
+"""Checksums of a run's files: tables have them in their footers, JSON files that a run needs in the key `digest`."""
 
-Only the bytes that were read and found damaged are renamed. A whole file that another driver has written meanwhile
-stays.
-"""
-
-import io
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from ..config.config_file import read_json
 from ..config.run_config import digest
-from ..errors import NewerSchema
-from .partitions import Partition
-from .records import PartitionSummary
-from .store import Store
-from .tables import finished_summary, footer_of, table_problem
+from ..errors import DamagedFile
+from .store import Store, concurrently
+from .tables import table_problem
+
+_TUNE = "/search/tune/"  # the folder of Ray Tune in a run
 
 
-def problem(path: str, content: bytes) -> str | None:
-    """Describe the damage of a run's file, or return None. Other files than tables and JSON have no checksums."""
+def signed_json(values: Mapping[str, Any], **options: Any) -> bytes:
+    """Return a JSON file of the values and their digest; `options` are those of `json.dumps`."""
+    return json.dumps({**values, "digest": digest(values)}, **options).encode()
+
+
+def read_signed_json(content: bytes) -> dict[str, Any]:
+    """Return the values that `signed_json` wrote; ValueError if they have changed."""
+    values = read_json(content)
+    if not isinstance(values, dict) or "digest" not in values:
+        raise ValueError("it is not a file that any release has written")
+    if values.pop("digest") != digest(values):
+        raise ValueError("its content has changed")
+    return values
+
+
+def verify(store: Store) -> tuple[dict[str, DamagedFile], int]:
+    """Read every byte of every file; return path -> damage of the damaged files, and the number of files.
+
+    Ray Tune's own files are left out, because some are named .json and hold pickles.
+    """
+
+    def damage(path: str) -> DamagedFile | None:
+        content = store.read(path)
+        problem = _problem(path, content)
+        return DamagedFile(problem, store.address(path), content) if problem else None
+
+    paths = [path for path in store.all_files() if _TUNE not in f"/{path}"]
+    found = zip(paths, concurrently(damage, paths), strict=True)
+    return {path: damaged for path, damaged in found if damaged}, len(paths)
+
+
+def _problem(path: str, content: bytes) -> str | None:
+    """Describe the damage of a file, or return None. Other files than tables and JSON have no checksums."""
     if path.endswith(".parquet"):
-        return _table_problem(content)
-    if path.endswith(".json"):
-        return _json_problem(content, must_be_signed=path.endswith("selected.json"))
-    return None
-
-
-def set_aside_if_damaged(store: Store, path: str, *, partition: Partition | None = None) -> str | None:
-    """Quarantine a damaged file; returns its new path, or None if the file is whole or missing.
-
-    Args:
-        partition: the partition whose rows the file must hold; a file with other rows counts as damaged.
-    """
-
-    def is_good(content: bytes) -> bool:
-        return problem(path, content) is None and (partition is None or _holds(content, partition))
-
-    return store.set_aside(path, unless=is_good)
-
-
-def finished_rows(store: Store, path: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
-    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows.
-
-    Raises:
-        NewerSchema, ContentHashMismatch: as in `finished_summary`.
-    """
-    summary = finished_summary(store, path, content_hash)
-    return summary if summary and summary.is_of(partition) else None
-
-
-def create_whole(
-    store: Store, path: str, content: bytes, content_hash: str, partition: Partition
-) -> PartitionSummary | None:
-    """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
-
-    A damaged file of that name is quarantined.
-
-    Raises:
-        ContentHashMismatch: if a file of another run has that path.
-    """
-    while not store.create(path, content):
-        if existing := finished_rows(store, path, content_hash, partition):
-            return existing
-        set_aside_if_damaged(store, path, partition=partition)
-    return None
-
-
-def _holds(content: bytes, partition: Partition) -> bool:
-    try:
-        return footer_of(io.BytesIO(content)).summary.is_of(partition)
-    except (KeyError, TypeError):  # the file was not written by a stage
-        return False
-
-
-def _table_problem(content: bytes) -> str | None:
-    try:
         return table_problem(content)
-    except NewerSchema:
-        return None  # only the release that wrote the file can check it
-
-
-def _json_problem(content: bytes, must_be_signed: bool) -> str | None:
+    if not path.endswith(".json"):
+        return None
     try:
         values = read_json(content)
+        if not isinstance(values, dict) or "digest" in values or path.endswith("selected.json"):
+            read_signed_json(content)
     except ValueError as error:
-        return f"it is not JSON: {error}"
-    if not isinstance(values, dict) or (must_be_signed and "digest" not in values):
-        return "it is not a file that any release has written"
-    return "its content has changed" if "digest" in values and values.pop("digest") != digest(values) else None
+        return f"it is not as written: {error}"
+    return None

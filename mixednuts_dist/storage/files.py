@@ -1,10 +1,10 @@
 """Files of any file system that fsspec opens."""
 
+import hashlib
 import uuid
-from collections.abc import Callable
 from typing import Any
 
-from .outages import conditional_writes_unknown, precondition_failed
+from .outages import conditionally
 
 DRAFT = ".tmp-"
 ONE_PUT = 2**30  # bytes
@@ -14,8 +14,6 @@ ANSWER_SECONDS, _SLOWEST = 30.0, 2**20
 
 class Files:
     """Files below one root of any fsspec file system, by relative path. The methods raise the errors of its library."""
-
-    lists_by_stem = False  # whether a listing of some of a folder's names is cheaper than one of all names
 
     def __init__(self, fs: Any, root: str) -> None:
         self._fs, self._root = fs, root.rstrip("/")
@@ -33,22 +31,17 @@ class Files:
     def exists(self, path: str) -> bool:
         return bool(self._call("exists", path))
 
-    def size(self, path: str) -> int:
-        return int(self._call("info", path)["size"])
-
     def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the bytes `[start:stop]` of a file."""
-        whole = start is None and stop is None
-        n_bytes = ONE_PUT if whole else (stop or 0) - (start or 0)
+        n_bytes = ONE_PUT if start is None else (stop or 0) - start
         return bytes(self._call("cat_file", path, n_bytes=n_bytes, start=start, end=stop))
 
-    def listed(self, folder: str, stem: str = "") -> dict[str, int | None]:
-        """Return name -> size of the entries whose names begin with `stem`; the size of a folder is None."""
+    def listed(self, folder: str) -> dict[str, int | None]:
+        """Return name -> size of the entries; the size of a folder is None."""
         entries = self._call("ls", folder, detail=True)
         sizes = {entry["name"]: entry["size"] if entry["type"] == "file" else None for entry in entries}
         sizes.pop(self._at(folder), None)  # some stores list an empty folder in itself
-        names = {path.rstrip("/").rpartition("/")[2]: size for path, size in sizes.items()}
-        return {name: size for name, size in names.items() if name.startswith(stem)}
+        return {path.rstrip("/").rpartition("/")[2]: size for path, size in sizes.items()}
 
     def all_files(self) -> list[str]:
         """Return the paths of all files."""
@@ -68,28 +61,14 @@ class Files:
     def delete(self, path: str) -> None:
         self._call("rm_file", path)
 
-    def set_aside(self, path: str, is_good: Callable[[bytes], bool], free_name: Callable[[], str]) -> str | None:
-        """Copy a file to another name and delete the original, unless its bytes are good; returns the new name."""
-        etag, content = self._etag(path), self.read(path)
-        if is_good(content) or self.read(path) != content:  # damage on the way differs between two reads
-            return None
-        while not self.create(aside := free_name(), content):
-            pass
-        if self._delete_if(path, etag):
-            return aside
-        self.delete(aside)  # another driver was faster
-        return None
-
-    def _etag(self, path: str) -> str:
-        return str(self._call("info", path).get("ETag"))
-
-    def _delete_if(self, path: str, etag: str) -> bool:  # noqa: ARG002
-        """Delete a file, on a store with ETags only if it still has this one; returns whether this call deleted it."""
+    def set_aside(self, path: str, sha256: str, aside: str) -> bool:
+        """Rename a file that has this checksum; returns whether this call did it."""
+        content = self.read(path)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            return False
+        self.create(aside, content)
         self.delete(path)
         return True
-
-    def require_bucket(self) -> None:
-        """Raise StoreError if the bucket does not exist, on a store that has buckets."""
 
     def require_writable(self) -> None:
         """Write a file and delete it."""
@@ -99,16 +78,3 @@ class Files:
 
     def sweep(self) -> None:
         """Delete abandoned drafts, if the file system needs drafts."""
-
-
-def conditionally(call: Callable[[], None], unconditional: Callable[[], None]) -> bool:
-    """Make a conditional call, or the other one on a store without such calls; returns whether the condition held."""
-    try:
-        call()
-    except Exception as error:
-        if precondition_failed(error):
-            return False
-        if not conditional_writes_unknown(error):
-            raise
-        unconditional()
-    return True

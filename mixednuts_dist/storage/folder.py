@@ -1,21 +1,21 @@
-"""Files in a local or shared folder. A file is written as a locked draft, which is then renamed or linked."""
+"""Files in a local or shared folder. A file is written as a draft, which is then renamed or linked."""
 
 import contextlib
 import errno
 import fcntl
-import functools
+import hashlib
 import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..errors import StoreError
 from .files import DRAFT, Files
 
-_ABANDONED_SECONDS = 86_400.0  # the writer of an older draft is dead
+_ABANDONED_SECONDS = 3600.0  # the writer of an older draft is dead
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -29,7 +29,6 @@ class Folder(Files):
         return found
 
     def write(self, path: str, content: bytes, **_options: Any) -> None:
-        """Write a file; an existing one is replaced."""
         final = Path(self._at(path))
         with _draft(Path(self._root), final, content) as draft:
             draft.replace(final)
@@ -50,16 +49,17 @@ class Folder(Files):
                 return _take_name(final, draft)
         return True
 
-    def set_aside(self, path: str, is_good: Callable[[bytes], bool], free_name: Callable[[], str]) -> str | None:
-        """Rename a file unless its bytes are good. Other processes do not rename a file that is locked."""
+    def set_aside(self, path: str, sha256: str, aside: str) -> bool:
+        """Rename a file that has this checksum. Other processes do not rename a file that is locked."""
         source = Path(self._at(path))
         with source.open("rb+") as file:
-            _lock(file)
-            if is_good(file.read()) or not os.path.samestat(os.fstat(file.fileno()), source.stat()):
-                return None
-            aside = free_name()
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            same = os.path.samestat(os.fstat(file.fileno()), source.stat())
+            if not same or hashlib.sha256(file.read()).hexdigest() != sha256:
+                return False
             source.rename(self._at(aside))
-            return aside
+            return True
 
     def require_writable(self) -> None:
         """Create a file without a name in the root, or in the nearest existing folder above it."""
@@ -68,49 +68,27 @@ class Folder(Files):
             pass
 
     def sweep(self) -> None:
-        """Delete the drafts whose writers are dead."""
+        """Delete the drafts of killed writers, which are older than any write takes."""
         for draft in Path(self._root).glob(f"{DRAFT}*"):
-            if _is_abandoned(draft):
-                draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if time.time() - draft.stat().st_mtime > _ABANDONED_SECONDS:
+                    draft.unlink()
 
 
 @contextlib.contextmanager
 def _draft(root: Path, final: Path, content: bytes) -> Iterator[Path]:
-    """Write a draft for `final` in the root, and delete it afterwards. It is locked as long as its writer lives."""
-    draft = root / f"{DRAFT}{_boot_id()}-{uuid.uuid4().hex}"
+    """Write a draft for `final` in the root, and delete it afterwards."""
+    draft = root / f"{DRAFT}{uuid.uuid4().hex}"
     root.mkdir(parents=True, exist_ok=True)
     try:
         with draft.open("xb") as file:
-            _lock(file)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            final.parent.mkdir(parents=True, exist_ok=True)
-            yield draft
+        final.parent.mkdir(parents=True, exist_ok=True)
+        yield draft
     finally:
         draft.unlink(missing_ok=True)
-
-
-@functools.cache
-def _boot_id() -> str:
-    """Return 8 characters that identify the running kernel, which all containers of a machine share."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    except OSError:
-        return uuid.uuid4().hex[:8]
-
-
-def _is_abandoned(draft: Path) -> bool:
-    """Whether the writer of a draft is dead. The lock shows this on the writer's kernel, elsewhere only the age."""
-    with contextlib.suppress(OSError):
-        about = draft.stat()
-        if time.time() - about.st_mtime > _ABANDONED_SECONDS:
-            return True
-        if about.st_size and draft.name.startswith(f"{DRAFT}{_boot_id()}-"):  # an empty draft is not locked yet
-            with draft.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-    return False
 
 
 def _take_name(final: Path, draft: Path) -> bool:
@@ -121,9 +99,3 @@ def _take_name(final: Path, draft: Path) -> bool:
         return False
     draft.replace(final)
     return True
-
-
-def _lock(file: BinaryIO) -> None:
-    """Lock a file until it is closed, if its file system supports locks."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)

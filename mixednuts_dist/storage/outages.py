@@ -39,14 +39,15 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
         StoreError: at once for a permanent error, otherwise after `patience_seconds`.
         Exception: unchanged if the error does not come from the storage.
     """
-    started, wait, tries = time.monotonic(), _FIRST_WAIT, 0
+    started, tries = time.monotonic(), 0
     while True:
         try:
-            result = call()
+            return call()
         except (FileNotFoundError, StoreError):
             raise
         except Exception as error:  # the library of each protocol has its own exceptions
-            if not is_of_storage(error):
+            # botocore reports an invalid address or setting as a plain ValueError
+            if type(error).__module__ == "builtins" and not isinstance(error, OSError | ValueError):
                 raise
             if not passes(error):
                 raise StoreError(in_words(error, address)) from error
@@ -59,22 +60,8 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
             tries += 1
             level = logging.WARNING if tries == 1 else logging.INFO
             logger.log(level, "%s: try %d failed (%s); trying again", address, tries, _one_line(error))
-            time.sleep(min(wait, patience_seconds - waited) * random.SystemRandom().uniform(0.5, 1))
-            wait = min(2 * wait, _LONGEST_WAIT)
-        else:
-            if tries:
-                logger.warning("%s: available again after %.0f s", address, time.monotonic() - started)
-            return result
-
-
-def is_of_storage(error: Exception) -> bool:
-    """Whether the operating system or a storage library raised the error or one of its causes.
-
-    botocore reports an invalid address or setting as a plain ValueError.
-    """
-    return any(
-        isinstance(cause, OSError | ValueError) or type(cause).__module__ != "builtins" for cause in _causes(error)
-    )
+            wait = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT, patience_seconds - waited)
+            time.sleep(wait * random.SystemRandom().uniform(0.5, 1))
 
 
 def passes(error: Exception) -> bool:
@@ -90,14 +77,18 @@ def passes(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNO
 
 
-def precondition_failed(error: Exception) -> bool:
-    """Whether a conditional write failed because the file already exists."""
-    return any(isinstance(cause, FileExistsError) for cause in _causes(error)) or _answer(error)[0] == 412
-
-
-def conditional_writes_unknown(error: Exception) -> bool:
-    """Whether the object store does not implement conditional writes."""
-    return _answer(error)[0] == 501
+def conditionally(call: Callable[[], object], unconditional: Callable[[], object]) -> bool:
+    """Make a conditional call, or the other one on a store without such calls; returns whether the condition held."""
+    try:
+        call()
+    except Exception as error:
+        status, _ = _answer(error)
+        if status == 412 or any(isinstance(cause, FileExistsError) for cause in _causes(error)):
+            return False
+        if status != 501:
+            raise
+        unconditional()
+    return True
 
 
 def has_expired(error: Exception) -> bool:

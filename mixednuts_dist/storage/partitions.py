@@ -33,11 +33,6 @@ class Partition:
         """Return the name of its file in a stage's folder."""
         return f"part-{self.index:05d}.parquet"
 
-    @property
-    def stem(self) -> str:
-        """Return the beginning that the file names of up to 1000 partitions share."""
-        return f"part-{self.index // 1000:02d}"
-
     def __str__(self) -> str:
         return f"partition {self.index} (images {self.start}-{self.stop - 1})"
 

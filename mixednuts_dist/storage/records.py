@@ -5,25 +5,39 @@ Shapes: N images of the run, K classes. There is one row per image, and `sample_
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ..config.config_file import require_plain
 from ..selection.choice import Choice
 from .partitions import Partition
 
 if TYPE_CHECKING:  # commands that only look at a run's files do not import PyTorch
     from torch import Tensor
 
-    from ..mixing.clamps import Clamp
-    from ..selection.selection import Selection
+Record = TypeVar("Record")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def from_plain(kind: Callable[..., Record], content: object) -> Record:
+    """Return the dataclass that a JSON file holds. Fields of a later release are ignored.
+
+    Raises:
+        ValueError: for a value of another type.
+    """
+    try:
+        found: Record = _adapter(kind).validate_python(content)
+        return found
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 @dataclass(frozen=True)
@@ -88,24 +102,13 @@ class SearchRound:
     evaluated: str = ""  # content hash of the evaluation that supplied the images; empty if this round attacked
     tried: tuple[int, ...] = ()  # attacked images of each choice
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the round as stored in `search/selected.json`."""
-        return {**asdict(self), "attacked": [choice.to_json() for choice in self.attacked]}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> SearchRound:
-        """Return the stored round."""
-        attacked = tuple(Choice.from_json(choice) for choice in content["attacked"])
-        counts = {name: tuple(content[name]) for name in ("kept", "tried")}
-        return cls(**{**content, "attacked": attacked, **counts})
-
 
 @dataclass(frozen=True)
 class SearchResult:
     """The content of `search/selected.json`."""
 
     criterion: str
-    clamp: Clamp  # clamp and ln_k belong to the deployed entry
+    clamp: str  # clamp and ln_k belong to the deployed entry
     ln_k: int | None
     deployed_beta: float
     surrogate_alpha: float  # alpha_d of f_aux
@@ -127,24 +130,12 @@ class SearchResult:
         """Return a copy with other entries for these betas."""
         return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the `result` of `search/selected.json`."""
-        entries, rounds = ([part.to_json() for part in parts] for parts in (self.entries, self.rounds))
-        return {**asdict(self), "entries": entries, "rounds": rounds}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> SearchResult:
-        """Return the stored result."""
-        entries = tuple(Choice.from_json(entry) for entry in content["entries"])
-        rounds = tuple(SearchRound.from_json(round_) for round_ in content["rounds"])
-        notes = tuple(content["notes"])
-        require_plain(cls, content)
-        return cls(**{**content, "entries": entries, "notes": notes, "rounds": rounds})
-
 
 @dataclass(frozen=True)
 class PartitionSummary:
     """The summary of a finished partition, which its worker reports and the file's footer keeps."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
     stage: str  # "attack" or "evaluate"
     partition: int
@@ -164,22 +155,7 @@ class PartitionSummary:
     repeatable: bool = True  # two passes over the same images gave the same bits
     finished: float = 0.0  # time in seconds since 1970
     classifier: str = ""  # "rob" or "mixed"
-    # The checksum and size of the whole file, which only its writer and the index can know.
-    sha256: str = field(default="", compare=False)
-    n_bytes: int = field(default=0, compare=False)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> PartitionSummary:
-        """Return the stored summary. Fields of a later release are ignored.
-
-        Raises:
-            ValueError, TypeError: if it is not a summary.
-        """
-        values = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
-        require_plain(cls, values)
-        if not math.isfinite(values["seconds"] + values.get("finished", 0.0)):
-            raise ValueError("its times are not finite")
-        return cls(**values)
+    n_bytes: int = field(default=0, compare=False)  # size of the whole file, which its footer cannot hold
 
     @property
     def n_images(self) -> int:
@@ -188,41 +164,3 @@ class PartitionSummary:
     def is_of(self, partition: Partition) -> bool:
         """Whether it describes the same images as `partition`."""
         return (self.start, self.stop) == (partition.start, partition.stop)
-
-
-def candidates_table(selection: Selection) -> bytes:
-    """Return the Parquet file of all candidates. It has row groups per beta, so that readers of one skip the others."""
-    sink = io.BytesIO()
-    tables = [*_tables(selection)]
-    with pq.ParquetWriter(sink, tables[0].schema, compression="zstd", write_page_checksum=True) as writer:
-        for table in tables:
-            writer.write_table(table)
-    return sink.getvalue()
-
-
-def _tables(selection: Selection) -> Iterator[pa.Table]:
-    """Yield one table per beta."""
-    grid = selection.grid
-    mesh = np.meshgrid(grid.scales, grid.powers, grid.biases, indexing="ij")
-    n_rows = mesh[0].size
-    for i, beta in enumerate(grid.betas):
-        log_cutoffs = selection.log_one_minus_cutoffs[i]
-        cutoffs = -log_cutoffs.expm1()
-        columns: dict[str, Any] = {
-            "beta": np.full(n_rows, beta),
-            **{name: axis.reshape(-1) for name, axis in zip(("scale", "power", "bias"), mesh, strict=True)},
-            "objective": _flat(selection.objectives[i].masked_fill(selection.undeployable[i], math.nan)),
-            "kept": _flat(selection.kept[i]),
-            "log_one_minus_cutoff": _flat(log_cutoffs),
-            "alpha": _flat(1 / (1 + cutoffs)),
-            "one_minus_alpha": _flat(cutoffs / (1 + cutoffs)),
-            "feasible": _flat(~selection.infeasible[i]),
-            "deployable": _flat(~selection.undeployable[i]),
-            "clamp": pa.repeat(grid.clamp, n_rows).dictionary_encode(),
-            "ln_k": pa.repeat(pa.scalar(grid.ln_k, pa.int64()), n_rows),
-        }
-        yield pa.table(columns)
-
-
-def _flat(values: Tensor) -> Any:
-    return values.reshape(-1).numpy()

@@ -7,26 +7,19 @@ from typing import Any
 from ..config.config_file import read_yaml
 from ..config.run_config import RESULTS_VERSION
 from ..errors import ConfigError, DamagedFile
-from .store import Store
 
 RUN = "run.yaml"
 LAST_KEY = "versions"  # a file that was cut is often valid YAML, so the last key must be there
 _KEYS = {"run_id", "inputs", "config", LAST_KEY}
 
 
-def read_run_file(store: Store) -> dict[str, Any]:
-    """Read a run's `run.yaml`.
+def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
+    """Parse the bytes of a `run.yaml`.
 
     Raises:
-        MissingArtifact: if it does not exist.
         DamagedFile: if it is not what was written.
         ConfigError: if another version of this package wrote it.
     """
-    return parse_run_file(store.read(RUN), store.address(RUN))
-
-
-def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
-    """Parse the bytes of a `run.yaml`; errors as in `read_run_file`."""
     try:
         found = read_yaml(content.decode(), RUN)
         if not isinstance(found, dict) or not found.keys() >= _KEYS:

@@ -1,14 +1,15 @@
 """Files on S3. Each is written by one PUT, or by a multi-part upload that appears once it is complete."""
 
+import hashlib
 import threading
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import StoreError
-from .files import ANSWER_SECONDS, ONE_PUT, Files, conditionally
-from .outages import has_expired, in_words
+from .files import ANSWER_SECONDS, ONE_PUT, Files
+from .outages import conditionally, has_expired, in_words
 
 CONNECTIONS = 32
 # One try per call, because `patiently` is the only place that tries again.
@@ -27,8 +28,6 @@ _RENEWING = threading.Lock()
 
 class S3(Files):
     """Objects below one prefix of a bucket. A HEAD request is never sent: its response cannot contain a reason."""
-
-    lists_by_stem = True  # a listing needs one request per 1000 names, each after the response to the previous one
 
     def __init__(self, fs: Any, root: str) -> None:
         super().__init__(fs, root)
@@ -66,22 +65,17 @@ class S3(Files):
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}".strip("/")
 
-    def require_bucket(self) -> None:
-        try:
-            self._list(MaxKeys=1)
-        except FileNotFoundError as error:
-            raise StoreError(in_words(error, f"s3://{self._bucket}")) from error
-
     def exists(self, path: str) -> bool:
         return self._entry(path) is not None
 
-    def size(self, path: str) -> int:
-        return int((self._entry(path) or _missing(path))["Size"])
-
-    def listed(self, folder: str, stem: str = "") -> dict[str, int | None]:
+    def listed(self, folder: str) -> dict[str, int | None]:
+        """Return name -> size as in `Files.listed`; StoreError if the bucket does not exist."""
         prefix, more, found = f"{self._key(folder)}/".lstrip("/"), dict[str, str](), dict[str, int | None]()
         while True:
-            page = self._list(Prefix=f"{prefix}{stem}", Delimiter="/", **more)
+            try:
+                page = self._list(Prefix=prefix, Delimiter="/", **more)
+            except FileNotFoundError as error:
+                raise StoreError(in_words(error, f"s3://{self._bucket}")) from error
             found |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", ())}
             found |= {entry["Prefix"].rstrip("/"): None for entry in page.get("CommonPrefixes", ())}
             if not page.get("IsTruncated"):
@@ -91,22 +85,17 @@ class S3(Files):
     def write(self, path: str, content: bytes, **options: Any) -> None:
         super().write(path, content, chunksize=ONE_PUT, **options)
 
-    def _etag(self, path: str) -> str:
-        return str((self._entry(path) or _missing(path))["ETag"])
-
-    def _delete_if(self, path: str, etag: str) -> bool:
-        """Delete an object if it still has this ETag; returns whether this call deleted it."""
-        delete = partial(self._fs.call_s3, "delete_object", Bucket=self._bucket, Key=self._key(path))
-        try:
-            return conditionally(
-                lambda: self._renewing(lambda: delete(IfMatch=etag, timeout=ANSWER_SECONDS)), lambda: self.delete(path)
-            )
-        except FileNotFoundError:
+    def set_aside(self, path: str, sha256: str, aside: str) -> bool:
+        """Copy a file that has this checksum, and delete it unless its ETag has changed."""
+        entry, content = self._entry(path), self.read(path)
+        if entry is None or hashlib.sha256(content).hexdigest() != sha256:
             return False
-
-
-def _missing(path: str) -> NoReturn:
-    raise FileNotFoundError(path)
+        self.create(aside, content)
+        delete = partial(self._fs.call_s3, "delete_object", Bucket=self._bucket, Key=self._key(path))
+        return conditionally(
+            lambda: self._renewing(lambda: delete(IfMatch=entry["ETag"], timeout=ANSWER_SECONDS)),
+            lambda: self.delete(path),
+        )
 
 
 def _read_dates_quickly(fs: Any) -> None:

@@ -1,168 +1,187 @@
-"""Parquet files of the attack and evaluate stages: one row per image, and a footer with the partition's summary.
+"""Parquet files of a run: rows of the stages, one per image, with the partition's summary in the footer; candidates.
+
+The key-value metadata of a file have two checksums: `mixednuts` holds the sha256 of the bytes before the footer, and
+`mixednuts.sha256` that of the footer with 64 zeros instead of this value. The end of a file therefore verifies its
+footer. Readers of some columns rely on the checksums of Parquet's pages.
 
 Shapes: B images of one partition, N of the run, K classes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config.run_config import digest
 from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact, NewerSchema
 from .partitions import Partition, rows_among, rows_folder
-from .records import AttackRecords, EvaluateRecords, PartitionSummary
+from .records import AttackRecords, EvaluateRecords, PartitionSummary, from_plain
 from .store import Store, concurrently
 
 if TYPE_CHECKING:  # commands that only look at a run's footers do not import PyTorch
     from torch import Tensor
 
-SCHEMA_VERSION = 5
+    from ..selection.selection import Selection
+
+SCHEMA_VERSION = 6
 SURVIVED = "survived_"  # column prefix, before the attack's name
 FLAG = "flag_"  # column prefix, before the red flag's name
-FOOTER = b"mixednuts"
-_IMAGES = ("x_adv",)  # the attacks keep images in [0, 1], so these large columns are not checked for NaN
-_ROWS_PER_GROUP = 32  # at most, so that one image of a large partition can be read alone
-_FILES_AT_ONCE = 8
-_TAIL_BYTES = 2**16  # holds the footer of a partition of any usual size
-_CHECKED = {"page_checksum_verification": True}
+_METADATA, _SHA256, _ZEROS = b"mixednuts", b"mixednuts.sha256", b"0" * 64
+_ROWS_PER_GROUP = 32  # so that one image of a large partition can be read alone
+_END_BYTES = 2**16  # holds the footer of a partition of any usual size
 # The errors of pyarrow and of this module for bytes that are not those that were written. The store has others.
-_UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
+_UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 
-Rows = TypeVar("Rows")
-
-
-@dataclass(frozen=True)
-class Footer:
-    """The identity and summary of a file, which can be read without its rows."""
-
-    content_hash: str
-    schema_version: int
-    summary: PartitionSummary
+Bytes = bytes | bytearray
 
 
-# --- writing and footers ----------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def encode_table(columns: Mapping[str, Tensor], content_hash: str, summary: PartitionSummary) -> bytes:
-    """Return the bytes of a Parquet file. A column's trailing axes become a fixed-size list, their shape metadata."""
-    arrays = {name: _to_arrow(values) for name, values in columns.items()}
+    """Return the bytes of a Parquet file. A column's trailing axes become a fixed-size list, their shape metadata.
+
+    Columns of images come last, so that the other columns of a row group are adjacent.
+    """
+    names = sorted(columns, key=lambda name: columns[name].dim() > 2)
+    arrays = [_to_arrow(columns[name]) for name in names]
     fields = [
         pa.field(name, array.type, nullable=False, metadata={"shape": json.dumps([*columns[name].shape[1:]])})
-        for name, array in arrays.items()
+        for name, array in zip(names, arrays, strict=True)
     ]
-    stored = {name: value for name, value in asdict(summary).items() if name not in ("sha256", "n_bytes")}
-    footer = {
-        "schema_version": SCHEMA_VERSION, "content_hash": content_hash, "summary": stored,
-        "columns": _described(fields),
+    metadata = {"schema_version": SCHEMA_VERSION, "content_hash": content_hash, "summary": asdict(summary)}
+    return _parquet(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), _ROWS_PER_GROUP, metadata)
+
+
+def candidates_table(selection: Selection) -> bytes:
+    """Return the Parquet file of all candidates of a search: one row per candidate and beta."""
+    grid, log_cutoffs = selection.grid, selection.log_one_minus_cutoffs
+    axes = np.meshgrid(grid.betas, grid.scales, grid.powers, grid.biases, indexing="ij")
+    cutoffs = -log_cutoffs.expm1()
+    tensors = {
+        "objective": selection.objectives.masked_fill(selection.undeployable, math.nan),
+        "kept": selection.kept, "log_one_minus_cutoff": log_cutoffs,
+        "alpha": 1 / (1 + cutoffs), "one_minus_alpha": cutoffs / (1 + cutoffs),
+        "feasible": ~selection.infeasible, "deployable": ~selection.undeployable,
     }  # fmt: skip
-    schema = pa.schema(fields, metadata={FOOTER: json.dumps({**footer, "digest": digest(footer)})})
-    table, sink = pa.Table.from_arrays([*arrays.values()], schema=schema), io.BytesIO()
-    pq.write_table(table, sink, row_group_size=_ROWS_PER_GROUP, compression="zstd", write_page_checksum=True)
-    return sink.getvalue()
+    table = pa.table({
+        **{name: axis.reshape(-1) for name, axis in zip(("beta", "scale", "power", "bias"), axes, strict=True)},
+        **{name: values.reshape(-1).numpy() for name, values in tensors.items()},
+        "clamp": pa.repeat(grid.clamp, cutoffs.numel()).dictionary_encode(),
+        "ln_k": pa.repeat(pa.scalar(grid.ln_k, pa.int64()), cutoffs.numel()),
+    })  # fmt: skip
+    return _parquet(table, len(table), {})
 
 
-def read_footer(store: Store, path: str) -> Footer | None:
-    """Return the footer of a file, or None if the file is missing, damaged or of another kind.
+# --- checksums and footers --------------------------------------------------------------------------------------------
 
-    Raises:
-        NewerSchema: if a newer release has written it.
-    """
+
+def _parquet(table: pa.Table, n_rows_per_group: int, metadata: Mapping[str, Any]) -> bytes:
+    """Return a Parquet file with this metadata and its checksums."""
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
+        writer.write_table(table, row_group_size=n_rows_per_group)
+        before = sink.getvalue()
+        metadata = {**metadata, "n_bytes": len(before), "sha256": hashlib.sha256(before).hexdigest()}
+        writer.add_key_value_metadata({_METADATA: json.dumps(metadata), _SHA256: _ZEROS})
+    content = sink.getvalue()
+    start = _footer_start(content)
+    return content[:start] + content[start:].replace(_ZEROS, hashlib.sha256(content[start:]).hexdigest().encode())
+
+
+def _footer_start(end: Bytes) -> int:
+    return len(end) - 8 - int.from_bytes(end[-8:-4], "little")
+
+
+def _metadata(end: Bytes) -> tuple[dict[str, Any], int]:
+    """Return the metadata and the size of a file, from its last bytes; errors of damaged bytes are `_UNREADABLE`."""
+    pairs = pq.ParquetFile(pa.BufferReader(end)).metadata.metadata
+    footer = bytes(end[_footer_start(end) :])
+    if hashlib.sha256(footer.replace(pairs[_SHA256], _ZEROS)).hexdigest().encode() != pairs[_SHA256]:
+        raise ValueError("its footer is not the one that was written")
+    metadata: dict[str, Any] = json.loads(pairs[_METADATA])
+    return metadata, metadata["n_bytes"] + len(footer)
+
+
+def table_problem(content: Bytes) -> str | None:
+    """Describe the damage of a whole Parquet file, or return None."""
     try:
-        tail = store.read_tail(path, _TAIL_BYTES)
-        needed = int.from_bytes(tail[-8:-4], "little") + 8
-        if len(tail) == _TAIL_BYTES < needed:
-            tail = store.read_tail(path, needed)
-        return footer_of(io.BytesIO(tail), store.address(path))
-    except (MissingArtifact, *_UNREADABLE):
-        return None
+        metadata, n_bytes = _metadata(content)
+    except _UNREADABLE as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    same = len(content) == n_bytes and hashlib.sha256(content[: metadata["n_bytes"]]).hexdigest() == metadata["sha256"]
+    return None if same else "its bytes are not those that were written"
 
 
-def finished_summary(store: Store, path: str, content_hash: str) -> PartitionSummary | None:
-    """Return the summary of a finished file, or None if the file is missing, damaged or of another kind.
+def finished_rows(store: Store, path: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
+    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows.
 
     Raises:
         NewerSchema: if a newer release has written it.
         ContentHashMismatch: if it belongs to another run.
     """
-    footer = read_footer(store, path)
-    if footer is None:
-        return None
-    _require_hash(store.address(path), footer, content_hash)
-    return footer.summary
-
-
-def footer_of(file: Any, address: str = "the file") -> Footer:
-    """Return the footer of an open file, or of its last bytes. The version is read before any other value.
-
-    Raises:
-        NewerSchema: for a version that this release does not know.
-        ValueError, KeyError, TypeError and others in `_UNREADABLE`: if the footer is not what was written.
-    """
-    return _footer(pq.ParquetFile(file).schema_arrow, address)
-
-
-def _footer(schema: Any, address: str) -> Footer:
-    content = json.loads(schema.metadata[FOOTER])
-    version = content["schema_version"]
-    if version != SCHEMA_VERSION:
-        raise NewerSchema(
-            f"{address} has schema version {version!r}; this release reads {SCHEMA_VERSION}. Nothing was "
-            "changed. Use the release that wrote it"
-        )
-    if content.pop("digest") != digest(content):
-        raise ValueError("its footer is not the one that was written")
-    if content["columns"] != _described(schema):
-        raise ValueError("its columns are not those that were written")
-    return Footer(content["content_hash"], version, PartitionSummary.from_json(content["summary"]))
-
-
-def _require_hash(address: str, footer: Footer, content_hash: str) -> None:
-    if footer.content_hash != content_hash:
-        raise ContentHashMismatch(
-            f"{address} has the content hash {footer.content_hash}, this run has {content_hash}: the weights, the data "
-            "or the parameters differ from those of its rows. Give the run another name, or delete that file"
-        )
-
-
-def table_problem(content: bytes, *, has_footer: bool = False) -> str | None:
-    """Describe the damage of a Parquet file of any kind, or return None.
-
-    Args:
-        has_footer: whether the file must have this package's footer, which a table of candidates does not have.
-
-    Raises:
-        NewerSchema: if a newer release has written it.
-    """
     try:
-        parquet = pq.ParquetFile(io.BytesIO(content), **_CHECKED)
-        table = parquet.read()  # reading in batches would not notice a column without pages
-        if not has_footer and FOOTER not in (parquet.schema_arrow.metadata or {}):
-            return None
-        _footer(parquet.schema_arrow, "the file")
-        checked = (field for field in table.schema if field.name not in _IMAGES)
-        values = ((field.name, to_tensor(table.column(field.name), field)) for field in checked)
-        return next(filter(None, (unusable_values(*each) for each in values)), None)
-    except NewerSchema:
-        raise
-    except Exception as error:  # for damaged bytes pyarrow raises almost any built-in exception
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def unusable_values(name: str, values: Tensor) -> str | None:
-    """Describe NaN in a column, or infinity in a column of logits; the logarithm of a margin may be infinite."""
-    if not values.is_floating_point() or bool(values.isfinite().all()):
+        return _summary_in(_read_end(store, path), store.address(path), content_hash, partition)
+    except MissingArtifact:
         return None
-    bad = values.isfinite().logical_not() if values.dim() > 1 else values.isnan()
-    n_rows = int(bad.flatten(1).any(dim=1).sum() if bad.dim() > 1 else bad.sum())
-    return f"{name} holds NaN or infinity in {n_rows} of {len(values)} rows" if n_rows else None
+
+
+def _read_end(store: Store, path: str) -> bytes:
+    """Return the last bytes of a file, which hold its footer."""
+    end = store.read(path, -_END_BYTES)
+    needed = len(end) - _footer_start(end)
+    return store.read(path, -needed) if len(end) == _END_BYTES < needed else end
+
+
+def _summary_in(end: Bytes, address: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
+    """Return the summary in the last bytes of a partition's file; None and errors as in `finished_rows`."""
+    try:
+        metadata, n_bytes = _metadata(end)
+        version, found = metadata["schema_version"], metadata["content_hash"]
+        if version != SCHEMA_VERSION:
+            raise NewerSchema(
+                f"{address} has schema version {version!r}; this release reads {SCHEMA_VERSION}. Nothing was "
+                "changed. Use the release that wrote it"
+            )
+        if found != content_hash:
+            raise ContentHashMismatch(
+                f"{address} has the content hash {found}, this run has {content_hash}: the weights, the data or the "
+                "parameters differ from those of its rows. Give the run another name, or delete that file"
+            )
+        summary = replace(from_plain(PartitionSummary, metadata["summary"]), n_bytes=n_bytes)
+    except _UNREADABLE:
+        return None
+    return summary if summary.is_of(partition) else None
+
+
+def create_whole(
+    store: Store, path: str, content: bytes, content_hash: str, partition: Partition
+) -> PartitionSummary | None:
+    """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
+
+    A file of that name that is damaged or holds other rows is quarantined.
+
+    Raises:
+        NewerSchema, ContentHashMismatch: as in `finished_rows`.
+    """
+    address = store.address(path)
+    while not store.create(path, content):
+        try:
+            found = store.read(path)
+        except MissingArtifact:  # another driver has just quarantined it
+            continue
+        if not table_problem(found) and (existing := _summary_in(found, address, content_hash, partition)):
+            return existing
+        store.set_aside(path, hashlib.sha256(found).hexdigest())
+    return None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -175,44 +194,100 @@ def read_columns(
     """Return these columns of all partitions, each as one tensor.
 
     Args:
-        sample_ids: read only these images, in ascending order; files that hold none of them are not opened.
+        sample_ids: read only these images, in ascending order, and only the row groups that hold them.
 
     Raises:
         MissingArtifact: if a partition has no file.
-        DamagedFile: if a file is not what was written, or lacks rows; it is not changed.
+        DamagedFile: if a file is not what was written; it is not changed.
         ContentHashMismatch: if a file belongs to another run, or (NewerSchema) to a newer release.
     """
     import torch
 
-    folder = rows_folder(stage, content_hash)
-    found: dict[str, Tensor] = {}
-    rows_of = {partition: torch.arange(len(partition)) for partition in partitions}
-    if sample_ids is not None:
-        rows_of = {partition: rows for partition in partitions if len(rows := rows_among(sample_ids, partition))}
-    sizes = store.sizes(folder, {part.stem for part in rows_of}) if len(rows_of) > _FILES_AT_ONCE else {}
+    def read(wanted: tuple[Partition, Tensor]) -> dict[str, Tensor]:
+        return _read_partition(store, rows_folder(stage, content_hash), *wanted, content_hash, columns)
 
-    def read(partition: Partition) -> dict[str, Tensor]:
-        return _read_partition(store, folder, partition, sizes.get(partition.file_name), content_hash, columns)
+    rows_of = [
+        (partition, torch.arange(len(partition)) if sample_ids is None else rows_among(sample_ids, partition))
+        for partition in partitions
+    ]
+    found = concurrently(read, [(partition, rows) for partition, rows in rows_of if len(rows)])
+    return {name: torch.cat([part.pop(name) for part in found]) for name in columns}
 
-    n_rows, at = sum(map(len, rows_of.values())), 0
-    needed = list(rows_of)
-    for i in range(0, len(needed), _FILES_AT_ONCE):
-        at_once = needed[i : i + _FILES_AT_ONCE]
-        for partition, part in zip(at_once, concurrently(read, at_once), strict=True):
-            rows = rows_of[partition]
-            for name, values in part.items():
-                if name not in found:
-                    found[name] = values.new_empty((n_rows, *values.shape[1:]))
-                if values.shape[1:] != found[name].shape[1:]:
-                    shapes = f"{[*values.shape[1:]]} and {[*found[name].shape[1:]]}"
-                    raise ContentHashMismatch(
-                        f"{store.address(stage)}: {name} has rows of shape {shapes}: a classifier has changed its "
-                        f"number of classes while {len(partitions)} partitions were computed. Delete that folder and "
-                        "run again"
-                    )
-                found[name][at : at + len(rows)] = values[rows]
-            at += len(rows)
-    return found
+
+def _read_partition(
+    store: Store, folder: str, partition: Partition, rows: Tensor, content_hash: str, columns: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return columns of a partition's rows from the needed ranges of its file or, if that fails, from all of it."""
+    path = f"{folder}/{partition.file_name}"
+    address = store.address(path)
+
+    def decoded(content: Bytes) -> dict[str, Tensor]:
+        if _summary_in(content, address, content_hash, partition) is None:
+            raise ValueError(f"it does not hold {partition}")
+        return _decoded(content, rows, columns)
+
+    try:
+        values = decoded(_needed_bytes(store, path, rows, columns))
+    except _UNREADABLE:  # perhaps the bytes were damaged on the way, where S3 protects whole files only
+        content = store.read(path)
+        if problem := table_problem(content):
+            raise _damaged(address, problem, content) from None
+        try:
+            values = decoded(content)
+        except _UNREADABLE as error:
+            raise ContentHashMismatch(f"{address} is not what this run needs: {error}") from error
+    if problem := next(filter(None, map(unusable_values, values, values.values())), None):
+        raise _damaged(address, problem, store.read(path))
+    return values
+
+
+def _needed_bytes(store: Store, path: str, rows: Tensor, columns: Sequence[str]) -> Bytes:
+    """Return a file's bytes, of which only the end and the needed row groups and columns are read."""
+    end = _read_end(store, path)
+    _, n_bytes = _metadata(end)
+    if n_bytes <= len(end):
+        return end
+    content, metadata = bytearray(n_bytes), pq.ParquetFile(pa.BufferReader(end)).metadata
+    for group in map(metadata.row_group, _groups(rows)):
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+        start = min(starts)
+        stop = max(begin + chunk.total_compressed_size for begin, chunk in zip(starts, chunks, strict=True))
+        content[start:stop] = store.read(path, start, stop)
+    content[n_bytes - len(end) :] = end
+    return content
+
+
+def _groups(rows: Tensor) -> list[int]:
+    """Return the row groups that hold these rows, in ascending order."""
+    return sorted({row // _ROWS_PER_GROUP for row in rows.tolist()})
+
+
+def _decoded(content: Bytes, rows: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
+    """Return columns of some rows; errors as in `_UNREADABLE`."""
+    import torch
+
+    groups = _groups(rows)
+    parquet = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+    table = parquet.read_row_groups(groups, columns=list(columns))
+    n_before = torch.searchsorted(torch.tensor(groups), rows // _ROWS_PER_GROUP) * _ROWS_PER_GROUP
+    places = n_before + rows % _ROWS_PER_GROUP
+    return {name: to_tensor(table.column(name), table.schema.field(name))[places] for name in columns}
+
+
+def _damaged(address: str, problem: str, content: bytes) -> DamagedFile:
+    message = f"{address} is damaged ({problem}): `mixednuts run` quarantines it and computes it again"
+    return DamagedFile(message, address, content)
+
+
+def unusable_values(name: str, values: Tensor) -> str | None:
+    """Describe NaN in a column, or infinity in a column of logits; the logarithm of a margin may be infinite."""
+    if not values.is_floating_point():
+        return None
+    bad = ~values.isfinite() if values.dim() > 1 else values.isnan()
+    n_rows = int(bad.reshape(len(bad), -1).any(dim=1).sum())
+    return f"{name} holds NaN or infinity in {n_rows} of {len(values)} rows" if n_rows else None
 
 
 def read_attack_records(
@@ -227,97 +302,22 @@ def read_attack_records(
         "sample_id", "label", "std_clean", "std_attacked", "rob_clean", "rob_attacked", "log_one_minus_margin",
         "std_broken", "rob_broken",
     )  # fmt: skip
-    values = read_columns(store, stage, partitions, content_hash, columns, sample_ids=sample_ids)
-    return AttackRecords(*(values[column] for column in columns))
+    return AttackRecords(*read_columns(store, stage, partitions, content_hash, columns, sample_ids=sample_ids).values())
 
 
 def read_evaluate_records(
-    store: Store, partitions: Sequence[Partition], content_hash: str, attacks: Sequence[str], *, stage: str = "evaluate"
-) -> EvaluateRecords:
+    store: Store, partitions: Sequence[Partition], content_hash: str, attacks: Sequence[str], *,
+    stage: str = "evaluate", classifier: str = "mixed",
+) -> EvaluateRecords:  # fmt: skip
     """Return all rows of the evaluate stage, or of a study, without images; errors as in `read_columns`."""
     survived = [f"{SURVIVED}{attack}" for attack in attacks]
-    columns = ["sample_id", "label", "mixed_clean", "mixed_attacked", "robust", *survived]
-    values = read_columns(store, stage, partitions, content_hash, columns)
-    ids, labels, clean, attacked, robust, *after = (values[column] for column in columns)
+    columns = ["sample_id", "label", f"{classifier}_clean", f"{classifier}_attacked", "robust", *survived]
+    values = read_columns(store, stage, partitions, content_hash, columns).values()
+    ids, labels, clean, attacked, robust, *after = values
     return EvaluateRecords(ids, labels, clean, attacked, robust, dict(zip(attacks, after, strict=True)))
 
 
-def read_rows(
-    store: Store, stage: str, partition: Partition, content_hash: str, column: str, sample_ids: Sequence[int]
-) -> Tensor:
-    """Return one column of some images of a partition, in the order of `sample_ids`; reads only their row groups.
-
-    Raises:
-        MissingArtifact, DamagedFile, ContentHashMismatch: as in `read_columns`.
-    """
-    import torch
-
-    def read(parquet: Any) -> Tensor:
-        first_rows = np.cumsum([0, *(parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups))])
-        found = []
-        for row in (sample_id - partition.start for sample_id in sample_ids):
-            if not 0 <= row < first_rows[-1]:
-                raise ValueError(f"it does not hold image {row + partition.start}")
-            group = int(np.searchsorted(first_rows, row, side="right")) - 1
-            table = parquet.read_row_group(group, columns=[column])
-            found.append(to_tensor(table.column(column).slice(row - first_rows[group], 1), table.schema.field(column)))
-        return torch.cat(found)
-
-    return _read(store, f"{rows_folder(stage, content_hash)}/{partition.file_name}", None, content_hash, read)
-
-
-def _read_partition(
-    store: Store, folder: str, partition: Partition, size: int | None, content_hash: str, columns: Sequence[str]
-) -> dict[str, Tensor]:
-    import torch
-
-    def read(parquet: Any) -> dict[str, Tensor]:
-        table = parquet.read(columns=list(columns))
-        values = {name: to_tensor(table.column(name), table.schema.field(name)) for name in columns}
-        expected = torch.arange(partition.start, partition.stop)
-        if bad := next(filter(None, map(unusable_values, values, values.values())), None):
-            raise ValueError(bad)
-        if len(table) != len(expected) or not torch.equal(values.get("sample_id", expected), expected):
-            raise ValueError(f"it does not hold {partition}")
-        return values
-
-    return _read(store, f"{folder}/{partition.file_name}", size, content_hash, read)
-
-
-def _read(store: Store, path: str, size: int | None, content_hash: str, read: Callable[[Any], Rows]) -> Rows:
-    """Return `read` of a file's needed ranges or, if that fails, of the whole file, which has a checksum on the way."""
-
-    def decoded(file: Any) -> Rows:
-        parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
-        _require_hash(address, _footer(parquet.schema_arrow, address), content_hash)
-        return read(parquet)
-
-    address = store.address(path)
-    try:
-        return decoded(store.open(path, size))
-    except _UNREADABLE:
-        content = store.read(path)
-    try:
-        return decoded(io.BytesIO(content))
-    except _UNREADABLE as error:
-        if table_problem(content, has_footer=True) is None:
-            raise ContentHashMismatch(f"{address} is not what this run needs: {error}") from error
-        raise DamagedFile(
-            f"{address} is damaged ({error}): `mixednuts run` quarantines it and computes it again", address
-        ) from error
-
-
 # --- columns ----------------------------------------------------------------------------------------------------------
-
-
-def _described(fields: Iterable[Any]) -> str:
-    """Return a checksum of the columns' names, types and shapes; Parquet itself has checksums of pages only."""
-    described = []
-    for field in fields:
-        is_list = pa.types.is_fixed_size_list(field.type)  # its text differs between releases of pyarrow
-        kind, n_each = (field.type.value_type, field.type.list_size) if is_list else (field.type, 1)
-        described.append([field.name, str(kind), n_each, json.loads(field.metadata[b"shape"])])
-    return digest({"columns": described})
 
 
 def _to_arrow(values: Tensor) -> Any:
@@ -329,18 +329,14 @@ def _to_arrow(values: Tensor) -> Any:
 
 
 def to_tensor(column: Any, field: Any) -> Tensor:
-    """Return a column of a table that `encode_table` wrote, one row per image; KeyError if the field has no shape."""
+    """Return a column of a table that `encode_table` wrote, one row per image; KeyError if the field has no shape.
+
+    Arrow's `to_numpy` would import pandas first.
+    """
     import torch
 
-    shape = json.loads(field.metadata[b"shape"])
-    array = column.combine_chunks()
-    if shape:
-        array = array.flatten()
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    content = array.buffers()[1]
-    if dtype == np.bool_:
-        bits = np.unpackbits(np.frombuffer(content, np.uint8), count=array.offset + len(array), bitorder="little")
-        values = bits[array.offset :].astype(np.bool_)
-    else:
-        values = np.frombuffer(content, dtype, len(array), array.offset * dtype.itemsize).copy()
-    return torch.from_numpy(values).reshape(-1, *shape)
+    shape, array = json.loads(field.metadata[b"shape"]), column.combine_chunks()
+    array = array.flatten() if shape else array
+    is_bool = pa.types.is_boolean(array.type)
+    values = torch.utils.dlpack.from_dlpack(array.cast(pa.uint8()) if is_bool else array)
+    return (values.bool() if is_bool else values.clone()).reshape(-1, *shape)

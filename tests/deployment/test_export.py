@@ -117,10 +117,12 @@ def test_the_forms_name_no_attack_that_has_not_run(
 
 
 def keep_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the run have its rows whatever its configuration becomes."""
-    content_hash = rows_in(folder, "evaluate").name
-    module = "mixednuts_dist.deployment.robustbench_submission"
-    monkeypatch.setattr(f"{module}.evaluate_content_hash", lambda *_: content_hash)
+    """Let the run have its rows and its choice whatever its configuration becomes."""
+    rows, selected = rows_in(folder, "evaluate").name, json.loads((folder / "search/selected.json").read_text())
+    submission = "mixednuts_dist.deployment.robustbench_submission"
+    monkeypatch.setattr(f"{submission}.evaluate_content_hash", lambda *_: rows)
+    search = "mixednuts_dist.stages.search_result"
+    monkeypatch.setattr(f"{search}.search_content_hash", lambda _: selected["content_hash"])
 
 
 def test_images_that_break_the_threat_model_are_not_handed_in(

@@ -10,6 +10,7 @@ import torch
 
 from mixednuts_dist import load_run
 from mixednuts_dist.cli.options import config_of
+from mixednuts_dist.deployment import loading
 from mixednuts_dist.errors import ConfigError, ContentHashMismatch, DamagedFile, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
@@ -84,11 +85,16 @@ def test_a_run_of_rob_alone_has_no_mixture(edited: Edit) -> None:
         load_run(str(folder))
 
 
-def test_other_weights_than_the_runs_are_refused(edited: Edit) -> None:
-    folder = edited(lambda content: content["inputs"]["checksums"].update(rob=64 * "a"))
-    with pytest.raises(
-        ContentHashMismatch, match=r"rob='demo:rob': its weights are not those .*was aaaaaaaaaaaa and is"
-    ):
+def test_other_weights_than_the_runs_are_refused(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loading.classifier_checksum
+    monkeypatch.setattr(loading, "classifier_checksum", lambda net, uri: real(net, uri)[::-1])
+    with pytest.raises(ContentHashMismatch, match=r"std='demo:std': its weights are not those .*was \w{12} and is"):
+        load_run(str(run_folder))
+
+
+def test_the_choice_of_another_run_is_refused(edited: Edit) -> None:
+    folder = edited(lambda content: content["config"]["search"].update(scales=[1, 2]))
+    with pytest.raises(ContentHashMismatch, match=r"selected\.json has the content hash \w+, this run has"):
         load_run(str(folder))
 
 

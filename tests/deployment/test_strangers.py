@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,26 +75,19 @@ def test_extension_of_an_untrusted_run_is_not_run(
 
 
 @pytest.mark.parametrize("command", USES, ids=lambda command: command[0])
-@pytest.mark.parametrize("role", ["std", "rob"])
-def test_function_of_an_untrusted_run_is_not_called(
-    copied_run: Finished, canary: Path, role: str, command: list[str]
+@pytest.mark.parametrize(
+    ("role", "uri"), [("std", "py:os:system"), ("rob", "py:os:system"), ("std", "http://127.0.0.1:9/classify")]
+)
+def test_code_and_services_of_an_untrusted_run_are_not_used(
+    copied_run: Finished, canary: Path, role: str, uri: str, command: list[str]
 ) -> None:
-    config = {**copied_run.config.as_written(), role: f"py:os:system?command=touch+{canary}"}
-    run = described(copied_run.folder, config=config)
+    call = f"?command=touch+{canary}" if uri.startswith("py:") else ""
+    run = described(copied_run.folder, config={**copied_run.config.as_written(), role: uri + call})
     status, told = shown(command, run)
     assert status == 1
-    assert "py:os:system" in told
+    assert uri in told
     assert "--trust-code" in told
-    with pytest.raises(InvalidInputError, match=r"py:os:system.*trust_code=True"):
-        load_run(str(run))
-    assert not canary.exists()
-
-
-def test_a_service_that_a_run_names_is_not_asked(copied_run: Finished, canary: Path) -> None:
-    config = {**copied_run.config.as_written(), "std": "http://127.0.0.1:9/classify"}
-    run = described(copied_run.folder, config=config)
-    assert "--trust-code" in shown(["run", "--local"], run)[1]
-    with pytest.raises(InvalidInputError, match=r"http://127\.0\.0\.1:9/classify"):
+    with pytest.raises(InvalidInputError, match=rf"{re.escape(uri)}.*trust_code=True"):
         load_run(str(run))
     assert not canary.exists()
 

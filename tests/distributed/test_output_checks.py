@@ -1,6 +1,7 @@
 """A classifier that was usable when the run began and answers something else afterwards: nothing of it is written."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.runs import open_run
-from mixednuts_dist.storage.index import IndexWriter, finished_files, with_checksum
-from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
+from mixednuts_dist.storage.index import IndexWriter, finished_files
+from mixednuts_dist.storage.tables import encode_table, finished_rows, read_columns
 from tests.helpers.stored_rows import quarantined
 from tests.helpers.touchy_classifiers import MarksTheStart
 
@@ -98,19 +99,19 @@ def test_run_recomputes_rows_with_nan(copied_run: Any, local_executor: Any, colu
     opened = open_run(copied_run.config)
     part, content_hash = opened.partitions[1], opened.attack_content_hash
     path = f"attack/{content_hash}/{part.file_name}"
-    footer = read_footer(opened.rows, path)
-    assert footer is not None
+    summary = finished_rows(opened.rows, path, content_hash, part)
+    assert summary is not None
     names = pq.ParquetFile(opened.rows.address(path)).schema_arrow.names
     columns = read_columns(opened.rows, "attack", [part], content_hash, names)
     columns[column][2] = float("nan")
-    content = encode_table(columns, content_hash, footer.summary)
+    content = encode_table(columns, content_hash, summary)
     opened.rows.write(path, content)
     writer = IndexWriter(opened.rows, "attack", content_hash, {})
-    writer.add(with_checksum(footer.summary, content))
+    writer.add(replace(summary, n_bytes=len(content)))
     writer.flush()
     again = pipeline.run(copied_run.config, executor=local_executor).to_json()
     assert again["accuracy"] == copied_run.results["accuracy"]
-    assert opened.rows.exists(quarantined(path))
+    assert opened.rows.exists(quarantined(path, content))
     assert bool(read_columns(opened.rows, "attack", [part], content_hash, [column])[column].isfinite().all())
 
 

@@ -18,11 +18,10 @@ from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
-from mixednuts_dist.storage.damage import finished_rows
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import read_attack_records
+from mixednuts_dist.storage.tables import finished_rows, read_attack_records
 from tests.helpers.worker_specs import attack_task, spec_of
 
 TASK = attack_task(2, 1)

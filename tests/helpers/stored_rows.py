@@ -1,10 +1,15 @@
 """Small synthetic rows of a partition, and their summary."""
 
+import hashlib
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import PartitionSummary
+from mixednuts_dist.storage.tables import encode_table
 
 
 def summary(part: Partition) -> PartitionSummary:
@@ -23,7 +28,16 @@ def columns(part: Partition) -> dict[str, Tensor]:
     }
 
 
-def quarantined(path: str, n: int = 1) -> str:
-    """Return the path of the n-th quarantined copy of `path`."""
-    folder, _, name = path.rpartition("/")
-    return f"{folder}/_{name}.bad-{n}"
+def content_of(part: Partition, content_hash: str = "f0", **changes: Any) -> bytes:
+    """Return the file of a partition, with changes in its summary."""
+    return encode_table(columns(part), content_hash, replace(summary(part), **changes))
+
+
+def checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def quarantined(path: str, content: bytes) -> str:
+    """Return the path of `path` after it was quarantined with these bytes."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}_{name}.bad-{checksum(content)[:8]}"

@@ -73,7 +73,8 @@ def predicted(stored: Stored, chosen: dict[str, Any]) -> tuple[int, int]:
     std = np.eye(10)[stored.attacked["std_clean"].argmax(axis=1)]
     mixture = chosen["one_minus_alpha"] * std + chosen["alpha"] * softmax(mapped(stored.attacked["rob_clean"], chosen))
     margins = signed_margin(mapped(stored.attacked["rob_attacked"], chosen), labels)
-    return int((mixture.argmax(axis=1) == labels).sum()), int((margins >= chosen["cutoff"] - 1e-12).sum())
+    threshold = chosen["one_minus_alpha"] / chosen["alpha"]
+    return int((mixture.argmax(axis=1) == labels).sum()), int((margins >= threshold - 1e-12).sum())
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_cost_is_the_footers(stored: Stored, page: BeautifulSoup) -> None:
     shown = cells(page, "cost")
     for stage in ("attack", "evaluate"):
         files = sorted(rows_of(stored.config, stage).glob("part-*.parquet"))
-        summaries = [json.loads(pq.read_schema(file).metadata[b"mixednuts"])["summary"] for file in files]
+        summaries = [json.loads(pq.read_metadata(file).metadata[b"mixednuts"])["summary"] for file in files]
         held = sum(summary["seconds"] * summary["n_devices"] for summary in summaries)
         passes = [f"{sum(summary[key] for summary in summaries):,}" for key in ("n_forward", "n_backward")]
         assert shown[stage][:2] == ["24", str(len(summaries))]

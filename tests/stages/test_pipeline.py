@@ -14,8 +14,9 @@ from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
+from mixednuts_dist.storage.index import finished_files
+from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import Footer, read_footer
 from tests.helpers.runs import ATTACK, EVALUATE, NoRay, Watcher, rows, rows_in
 
 
@@ -67,17 +68,12 @@ def test_run_yaml_says_what_was_run(tiny_run) -> None:
 
 def test_summaries_name_rows_and_precision(tiny_run) -> None:
     store = Store(str(tiny_run[1].parents[1]))
-    summaries = [footer.summary for stage in ("attack", "evaluate") for footer in footers(store, stage)]
+    hashes = {stage: store.names(stage)[0] for stage in ("attack", "evaluate")}
+    found = [finished_files(store, stage, split_images(24, 8), hashes[stage]) for stage in hashes]
+    summaries = [summary for each in found for summary in each.values()]
     assert len(summaries) == 6
     assert all(each.device and each.precision for each in summaries)
     assert all(each.rows == each.float32_rows > 0 and each.repeatable for each in summaries)
-
-
-def footers(store: Store, stage: str) -> list[Footer]:
-    (rows,) = store.names(stage)
-    names = [name for name in store.names(f"{stage}/{rows}") if name.endswith(".parquet")]
-    found = [read_footer(store, f"{stage}/{rows}/{name}") for name in names]
-    return [footer for footer in found if footer is not None]
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -26,7 +26,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages import estimate
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of, stages_of
-from mixednuts_dist.storage.index import verify
+from mixednuts_dist.storage.damage import verify
 from tests.helpers.runs import Watcher, tiny_content
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
@@ -85,7 +85,7 @@ def test_user_stage_runs_on_the_pool_and_is_reported(
     assert "mixed, flip" in (Path(opened.store.uri) / "report/table.csv").read_text()
     print_status(run_status(config), Console(width=120))
     assert re.search(r"flip +3/3 +mixed", capsys.readouterr().out)
-    assert verify(opened.rows)[0] == []
+    assert verify(opened.rows)[0] == {}
     measured = estimate.run(config, executor=local_executor).stages[-1]
     assert (measured.stage, measured.images_left, measured.passes) == ("flip", 0, (2, 0))
 

@@ -16,11 +16,11 @@ from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import files, outages, s3
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows
+from mixednuts_dist.storage.tables import encode_table, finished_rows, read_columns
 from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import Finished
-from tests.helpers.stored_rows import columns, summary
+from tests.helpers.stored_rows import columns, content_of, summary
 
 
 @pytest.fixture
@@ -62,15 +62,13 @@ def test_readers_transfer_only_the_columns_and_row_groups_they_need(
         return content
 
     monkeypatch.setattr(s3fs.S3FileSystem, "cat_file", counted)
-    footer = read_footer(store, f"attack/f0/{parts[1].file_name}")
-    assert footer is not None
-    assert footer.summary == summary(parts[1])
+    assert finished_rows(store, f"attack/f0/{parts[1].file_name}", "f0", parts[1]) == summary(parts[1])
     assert travelled <= 2**16
     found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"])
     assert torch.equal(found["margin"], torch.cat([columns(part)["margin"] for part in parts]))
     assert travelled < 400_000 < 160 * n_bytes
-    one = read_rows(store, "attack", parts[1], "f0", "images", [100])
-    assert torch.equal(one, images[parts[1]][[20]])
+    one = read_columns(store, "attack", parts, "f0", ["images"], sample_ids=torch.tensor([100]))
+    assert torch.equal(one["images"], images[parts[1]][[20]])
     assert travelled < 400_000 + 34 * n_bytes, "one row group of at most 32 images"
 
 
@@ -129,7 +127,7 @@ def test_a_killed_server_is_waited_for(store: Store, object_store: ObjectStore) 
 def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
     store = Store(object_store.uri("patience"), patience_seconds=1)
     part = split_images(3, 3)[0]
-    store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", summary(part)))
+    store.write(f"attack/f0/{part.file_name}", content_of(part))
     object_store.kill()
     try:
         with pytest.raises(StoreError, match=r"s3://bucket/patience/file: no answer .*the same command resumes"):
@@ -137,7 +135,7 @@ def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
         with pytest.raises(StoreError, match="part-00000"):  # not taken for a damaged file
             read_columns(store, "attack", [part], "f0", ["margin"])
         with pytest.raises(StoreError, match="part-00000"):
-            read_footer(store, f"attack/f0/{part.file_name}")
+            finished_rows(store, f"attack/f0/{part.file_name}", "f0", part)
     finally:
         object_store.restart()
     assert read_columns(Store(store.uri), "attack", [part], "f0", ["margin"])

@@ -12,9 +12,3 @@ def test_every_image_is_in_exactly_one_partition(n_images: int, size: int, count
     assert [i for part in partitions for i in range(part.start, part.stop)] == list(range(n_images))
     assert [part.index for part in partitions] == list(range(count))
     assert sum(map(len, partitions)) == n_images
-
-
-def test_a_partition_names_its_images_and_its_file() -> None:
-    part = split_images(1000, 500)[1]
-    assert str(part) == "partition 1 (images 500-999)"
-    assert part.file_name == "part-00001.parquet"

@@ -4,31 +4,16 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from mixednuts_dist.storage.damage import create_whole, set_aside_if_damaged
 from mixednuts_dist.storage.index import IndexWriter, finished_files
-from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import encode_table
-from tests.helpers.object_store import ObjectStore
-from tests.helpers.stored_rows import columns, quarantined, summary
+from mixednuts_dist.storage.tables import create_whole
+from tests.helpers.stored_rows import checksum, content_of, quarantined, summary
 
 PARTS = split_images(12, 3)
-
-
-def content_of(part: Partition) -> bytes:
-    return encode_table(columns(part), "f0", summary(part))
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "folder":
-        return str(tmp_path)
-    server: ObjectStore = request.getfixturevalue("object_store")
-    return server.uri(f"two-{tmp_path.name}")
 
 
 def drive(uri: str, seed: int) -> None:
@@ -57,7 +42,7 @@ def test_whole_files_are_never_renamed_by_another_driver(uri: str, seed: int) ->
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda driver: drive(uri, 2 * seed + driver), range(2)))
     (kept,) = [f"attack/f0/{name}" for name in store.names("attack/f0") if ".bad-" in name]
-    assert kept in (quarantined(damaged), quarantined(damaged, 2)), "the second if both drivers copied it"
+    assert kept == quarantined(damaged, content_of(PARTS[1])[:-9])
     assert store.read(kept) == content_of(PARTS[1])[:-9]
     for part in PARTS:
         assert store.read(f"attack/f0/{part.file_name}") == content_of(part)
@@ -80,18 +65,18 @@ def test_of_many_that_set_one_damaged_file_aside_one_does(uri: str) -> None:
         store.write(path, bytes(n))
         start = threading.Barrier(6)
 
-        def race(i: int, start: threading.Barrier = start) -> str | None:
+        def race(i: int, n: int = n, start: threading.Barrier = start) -> str | None:
             own = Store(uri)
             start.wait()
             if i % 2:
                 create_whole(own, path, content_of(PARTS[0]), "f0", PARTS[0])
                 return None
-            return set_aside_if_damaged(own, path)
+            return own.set_aside(path, checksum(bytes(n)))
 
         with ThreadPoolExecutor(6) as threads:
             aside = [found for found in threads.map(race, range(6)) if found]
-        assert aside in ([quarantined(path, n)], [])
+        assert aside in ([quarantined(path, bytes(n))], [])
         assert store.read(path) == content_of(PARTS[0])
-        assert store.read(quarantined(path, n)) == bytes(n)
+        assert store.read(quarantined(path, bytes(n))) == bytes(n)
         assert len(store.names("attack/f0")) == n + 1
         store.delete(path)
