@@ -13,7 +13,7 @@ from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import create_whole
-from tests.helpers.stored_rows import content_of, quarantined, summary
+from tests.helpers.stored_rows import content_of, quarantined, summary, write_stage
 
 PARTS = split_images(20, 3)
 PATH = "attack/f0/_index.json"
@@ -29,10 +29,7 @@ def write(store: Store, part: Partition) -> PartitionSummary:
 def store(uri: str) -> Store:
     """All partitions written, and an index of them."""
     made = Store(uri)
-    writer = IndexWriter(made, "attack", "f0", {})
-    for part in PARTS:
-        writer.add(write(made, part))
-    writer.flush()
+    list(write_stage(made, PARTS))
     return made
 
 

@@ -7,31 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mixednuts_dist.storage.index import IndexWriter, finished_files
+from mixednuts_dist.storage.index import finished_files
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import create_whole
-from tests.helpers.stored_rows import checksum, content_of, quarantined, summary
+from tests.helpers.stored_rows import checksum, content_of, quarantined, summary, write_stage
 
 PARTS = split_images(12, 3)
 
 
 def drive(uri: str, seed: int) -> None:
-    """Write a stage's partitions with delays in between."""
-    draw, store = random.Random(seed), Store(uri)
-
-    def pause() -> None:
+    """Write a stage's partitions in any order, with delays in between."""
+    draw = random.Random(seed)
+    for _ in write_stage(Store(uri), draw.sample(PARTS, len(PARTS))):
         time.sleep(draw.uniform(0, 0.02))
-
-    finished = finished_files(store, "attack", PARTS, "f0")
-    writer = IndexWriter(store, "attack", "f0", finished)
-    todo = [part for part in PARTS if part not in finished]
-    draw.shuffle(todo)
-    for part in todo:
-        pause()
-        there = create_whole(store, f"attack/f0/{part.file_name}", content_of(part), "f0", part)
-        writer.add(there or summary(part))
-    writer.flush()
 
 
 @pytest.mark.parametrize("seed", range(4))
