@@ -23,8 +23,8 @@ from torch import Tensor
 
 from benchmarks.simulation import simulate, sleep_through
 from mixednuts_dist.acceleration.batch_shape import BatchShape
+from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.run_config import parse_config

@@ -22,7 +22,7 @@ from benchmarks.defenses import Defense, defense_named
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import Draws, misclassified_share
 from mixednuts_dist.attacks.gradient_model import shape_of
-from mixednuts_dist.attacks.published import published, pyautoattack_images
+from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.attacks.straight_through import straight_through
 from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import attacked_here, differentiable, say
@@ -172,9 +172,15 @@ def _here(contest: Contest, model: nn.Module, **options: Any) -> Side:
     return Side(contest.standing(found.x_adv), found.n_forward + found.n_backward)
 
 
-def _there(contest: Contest, model: nn.Module, version: str) -> Side:
+def _there(contest: Contest, model: nn.Module, version: str, attacks: Sequence[str] | None = None) -> Side:
     x_adv, n_forward, n_backward = pyautoattack_images(
-        differentiable(model), contest.x, contest.y, version=version, batch_size=len(contest.x), **contest.settings
+        differentiable(model),
+        contest.x,
+        contest.y,
+        version=version,
+        attacks=attacks,
+        batch_size=len(contest.x),
+        **contest.settings,
     )
     return Side(contest.standing(x_adv), n_forward + n_backward)
 
@@ -185,7 +191,7 @@ def _individual(contest: Contest, version: str) -> list[list[Cell]]:
     for attack in version_named(version).attacks:
         sides = [
             _here(contest, contest.model, version=version, attacks=(attack,)),
-            _there_alone(contest, version, attack),
+            _there(contest, contest.model, version, attacks=(attack,)),
         ]
         rows.append(_row(contest, f"{attack} alone", *sides))
         left = [
@@ -193,13 +199,6 @@ def _individual(contest: Contest, version: str) -> list[list[Cell]]:
             for before, side in zip(left, sides, strict=True)
         ]
     return [*rows, _row(contest, f"all of {version}", *left)]
-
-
-def _there_alone(contest: Contest, version: str, attack: str) -> Side:
-    with published(differentiable(contest.model), contest.x, version=version, **contest.settings) as theirs:
-        theirs.package.attacks_to_run = [attack]
-        found = theirs.package.run_standard_evaluation_individual(contest.x, contest.y, batch_size=len(contest.x))
-    return Side(contest.standing(found[attack][0]), theirs.n_forward + theirs.n_backward)
 
 
 def _masked(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cell]]:

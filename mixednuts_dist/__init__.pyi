@@ -5,9 +5,9 @@ from .acceleration.precision import FastCopies as FastCopies
 from .api import MixResult as MixResult
 from .api import mix as mix
 from .attacks.adaptive import autoattack as autoattack
+from .attacks.adaptive import minimum_margin_attack as minimum_margin_attack
 from .attacks.budget import AttackBudget as AttackBudget
 from .attacks.drop_in import AutoAttack as AutoAttack
-from .attacks.minimum_margin import minimum_margin_attack as minimum_margin_attack
 from .attacks.result import AttackResult as AttackResult
 from .attacks.result import Progress as Progress
 from .attacks.straight_through import straight_through as straight_through

@@ -1,4 +1,4 @@
-"""Adaptive AutoAttack (paper, appendix B.2): the attacks in order, each on the images that are not broken yet.
+"""The library calls: AutoAttack, adaptive for mixed classifiers (paper, appendix B.2), and MMAA (appendix B.1).
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -12,9 +12,10 @@ from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
-from .budget import AttackBudget, attacks_in, checked_budget
+from .budget import AttackBudget, attacks_in
 from .entry import checked_labels
 from .gradient_model import AttackMode, shape_of
+from .plans import MMAA, margin_plan
 from .result import AttackResult, Progress, show_progress
 from .scheduler import Group, Scheduler
 
@@ -90,15 +91,58 @@ def autoattack(
     """
     check_threat(threat)
     attacks, eot = attacks_in(version, attacks), version_named(version).eot if eot is None else eot
-    return run_ensemble(
+    return _attack_all(
         model, x_BCHW, y_B, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,
-        budget=checked_budget(budget).in_version(version, threat.norm), stop_when_broken=stop_when_broken,
+        budget=(budget or AttackBudget()).in_version(version, threat.norm), stop_when_broken=stop_when_broken,
         batch_size=batch_size, precision=precision, progress=progress, verbose=verbose, sample_ids=sample_ids,
         cached_BCHW=cached_BCHW,
     )  # fmt: skip
 
 
-def run_ensemble(
+def minimum_margin_attack(
+    model: Callable[[Tensor], Tensor],
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    *,
+    threat: ThreatModel,
+    n_iter: int = 100,
+    n_target_classes: int = 9,
+    seed: int = 0,
+    stop_when_broken: bool = True,
+    border_restarts: int = 2,
+    sample_ids: Sequence[int] | None = None,
+    batch_size: int | BatchShape | None = None,
+    precision: PrecisionChoice | FastCopies = "auto",
+    progress: Callable[[Progress], None] | None = None,
+    verbose: bool = False,
+) -> AttackResult:
+    """Search each image's ball for the smallest signed margin of `model` (definition 2.2).
+
+    The other arguments, errors and warnings are those of `autoattack`.
+
+    Args:
+        model: images (B, C, H, W) in [0, 1] to logits (B, K); in the paper, the robust classifier with LayerNorm.
+        n_iter: iterations of APGD-CE and of each APGD-T target.
+        n_target_classes: targets of APGD-T, capped to K - 1.
+        border_restarts: repeats from other random starts on borderline images; 0 gives the paper's budget.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
+        >>> x, y = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long)
+        >>> found = minimum_margin_attack(model, x, y, threat=ThreatModel("Linf", 0.1), n_iter=5)
+        >>> bool(((found.x_adv - x).abs() <= 0.1 + 1e-6).all()), len(found.margin)
+        (True, 5)
+    """
+    return _attack_all(
+        model, x_BCHW, y_B, threat=threat, attacks=MMAA, planner=margin_plan, seed=seed,
+        budget=AttackBudget(n_iter, n_target_classes, border_restarts=border_restarts),
+        stop_when_broken=stop_when_broken, batch_size=batch_size, precision=precision, progress=progress,
+        verbose=verbose, sample_ids=sample_ids,
+    )  # fmt: skip
+
+
+def _attack_all(
     model: Callable[[Tensor], Tensor],
     x_BCHW: Tensor,
     y_B: Tensor,

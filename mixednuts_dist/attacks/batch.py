@@ -127,7 +127,8 @@ class Batch:
                     x_leaf = x.detach().requires_grad_()
                     with torch.enable_grad():
                         outputs = self.model.run(x_leaf)
-                        losses = [self.stepper.loss(self._state, each, labels, targets) for each in outputs.draws]
+                        draws = outputs.draws or [outputs]
+                        losses = [self.stepper.loss(self._state, each, labels, targets) for each in draws]
                         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(dim=0)
                         grad = input_gradient(loss, x_leaf)
                 else:

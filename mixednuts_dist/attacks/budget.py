@@ -71,17 +71,6 @@ class AttackBudget:
         return replace(self, n_restarts=max(named.n_restarts, self.n_restarts), own=own)
 
 
-def checked_budget(budget: Any) -> AttackBudget:
-    """Return the budget, or the default one for None.
-
-    Raises:
-        InvalidInputError: for a mapping.
-    """
-    if isinstance(budget, Mapping):
-        raise InvalidInputError(f"budget={budget} is a mapping; give AttackBudget(**{budget})")
-    return budget or AttackBudget()
-
-
 def attacks_in(version: str, attacks: Sequence[str] | None) -> Sequence[str]:
     """Return the named attacks, or those of AutoAttack's version.
 

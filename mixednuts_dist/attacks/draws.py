@@ -13,8 +13,7 @@ Shapes: B images of C x H x W, n draws, K classes.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,33 +21,12 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import filled
 from ..acceleration.tf32 import tf32_allowed
-from ..config.register import ATTACKS
-from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 
 CLIMB, SCORE, VERIFY = range(3)  # the purpose of a draw; no draw has two
 N_VERIFICATION = 100  # draws per final image
-
-
-class DrawnOutputs(Outputs):
-    """The draws of one pass; the logits are the log of their mean probabilities."""
-
-    def __init__(self, draws: Sequence[Outputs]) -> None:
-        self._draws = tuple(draws)
-
-    @property
-    def draws(self) -> Sequence[Outputs]:
-        return self._draws
-
-    @cached_property
-    def logits(self) -> Tensor:  # type: ignore[override]
-        return _log_mean(each.logits for each in self._draws)
-
-    @cached_property
-    def model_logits(self) -> Tensor:  # type: ignore[override]
-        return _log_mean(each.model_logits for each in self._draws)
 
 
 class Draws:
@@ -66,21 +44,23 @@ class Draws:
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return log E p(class), (B, K)."""
-        return self.outputs(x_BCHW, SCORE).model_logits.float()
+        return _log_mean(self.outputs(x_BCHW, SCORE)).float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
-        """Return the draws whose losses an attack averages."""
-        return self.outputs(x_BCHW, CLIMB)
+        """Return the expected classifier's log probabilities, with the draws whose losses an attack averages."""
+        draws = self.outputs(x_BCHW, CLIMB)
+        expected = Outputs(_log_mean(draws))
+        expected.draws = draws
+        return expected
 
-    def outputs(self, x_BCHW: Tensor, use: int, first: int = 0) -> DrawnOutputs:
+    def outputs(self, x_BCHW: Tensor, use: int, first: int = 0) -> list[Outputs]:
         """Return the draws `first` .. `first + n - 1`."""
         rows = x_BCHW.repeat(self.n, *[1] * (x_BCHW.dim() - 1))
         seeds = self._seeds(x_BCHW.detach(), use, first)
         if isinstance(self.model, MixedClassifier):
             std, rob = (_drawn(part, rows, seeds).chunk(self.n) for part in (self.model.std, self.model.rob))
-            both = zip(std, rob, strict=True)
-            return DrawnOutputs([MixedOutputs(self.model, self._mode, *each) for each in both])
-        return DrawnOutputs([Outputs(logits) for logits in _drawn(self.model, rows, seeds).chunk(self.n)])
+            return [MixedOutputs(self.model, self._mode, *both) for both in zip(std, rob, strict=True)]
+        return [Outputs(logits) for logits in _drawn(self.model, rows, seeds).chunk(self.n)]
 
     def _seeds(self, x_BCHW: Tensor, use: int, first: int) -> Tensor:
         """(n B,) int64, in the order of the rows; at least 0."""
@@ -99,27 +79,10 @@ def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int)
         wrong = []
         for first in range(0, N_VERIFICATION, draws.n):
             with tf32_allowed(False):
-                seen = draws.outputs(filled(x, rows), VERIFY, first).draws
+                seen = draws.outputs(filled(x, rows), VERIFY, first)
             wrong += [each.model_logits.argmax(dim=1)[: len(x)] != y for each in seen]
         shares.append(torch.stack(wrong[:N_VERIFICATION]).double().mean(dim=0))
     return torch.cat(shares) if shares else y_B.double()
-
-
-def check_eot(eot: Any, attacks: Iterable[str]) -> None:
-    """Reject an invalid number of draws, and draws for attacks that do not take a gradient.
-
-    Raises:
-        InvalidInputError: with the value and the next step.
-    """
-    if eot is None:
-        return
-    if isinstance(eot, bool) or not isinstance(eot, int) or eot < 1:
-        raise InvalidInputError(f"eot={eot!r} must be a number of draws, at least 1; AutoAttack's rand takes 20")
-    names = list(attacks)
-    if not any(ATTACKS.get(name).takes_gradient for name in names):
-        raise InvalidInputError(
-            f"eot={eot} averages gradients, and {', '.join(names)} takes none; leave eot out or add apgd-ce"
-        )
 
 
 def _drawn(part: Any, rows: Tensor, seeds: Tensor) -> Tensor:
@@ -128,7 +91,7 @@ def _drawn(part: Any, rows: Tensor, seeds: Tensor) -> Tensor:
     return logits
 
 
-def _log_mean(logits: Iterable[Tensor]) -> Tensor:
-    """The log of the mean of the probabilities, (B, K)."""
-    each = torch.stack([one.double().log_softmax(dim=1) for one in logits])
+def _log_mean(draws: Sequence[Outputs]) -> Tensor:
+    """Return the log of the mean of the probabilities, (B, K)."""
+    each = torch.stack([draw.model_logits.double().log_softmax(dim=1) for draw in draws])
     return each.logsumexp(dim=0) - math.log(len(each))

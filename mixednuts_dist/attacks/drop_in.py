@@ -27,9 +27,7 @@ class AutoAttack:
 
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), in evaluation mode, or a `MixedClassifier`.
-        norm: "Linf", "L2" or "L1".
-        eps: the radius in units of the pixel range.
-        seed: seed of the random starts; None is 0.
+        norm, eps: "Linf", "L2" or "L1", and the radius in units of the pixel range.
         verbose: print the accuracies after each call.
         attacks_to_run: the attacks of version "custom"; also an attribute.
         version: "standard", "plus", "rand" or "custom".
@@ -73,14 +71,11 @@ class AutoAttack:
         """Run the attacks in order and return the adversarial examples, with `return_labels` also their classes.
 
         Args:
-            x_orig: clean images, (B, C, H, W) in [0, 1].
-            y_orig: labels, (B,).
+            x_orig, y_orig: clean images, (B, C, H, W) in [0, 1], and labels, (B,).
             bs: the largest batch.
-            return_labels: also return the predicted classes, (B,).
-            state_path: not supported.
 
         Raises:
-            InvalidInputError: for a state path, and as in `autoattack`.
+            InvalidInputError: for a `state_path`, which is not supported, and as in `autoattack`.
         """
         if state_path is not None:
             raise InvalidInputError(f"state_path='{state_path}' is not supported. Use `mixednuts run`, which resumes.")

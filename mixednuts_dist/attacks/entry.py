@@ -19,13 +19,11 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_norm, check_threat
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
-from .draws import check_eot
 from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
 from .verification import check_images
 
 _N_TRIED = 2
 _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own
-_MOST_CHANNELS = 4  # images with more may have their channels last
 
 
 def checked_labels(
@@ -37,30 +35,22 @@ def checked_labels(
     eot: int | None = None,
 ) -> Tensor:
     """Check the arguments of `autoattack`, with its errors and warnings, and return the labels as int64."""
-    _check_types(x_BCHW, y_B, threat, attacks)
+    _check_types(x_BCHW, y_B, threat, attacks, eot)
     check_images(x_BCHW, y_B)
-    check_eot(eot, attacks or ())
     _check_mode(model, random=eot is not None)
-    logits_BK = _tried_logits(model, x_BCHW[:_N_TRIED].detach(), eot)
+    tried = x_BCHW[:_N_TRIED].detach()
+    logits_BK = _tried_logits(model, tried, random=eot is not None)
     if int(y_B.min()) < 0 or int(y_B.max()) >= logits_BK.shape[1]:
         raise InvalidInputError(
             f"labels range from {int(y_B.min())} to {int(y_B.max())}, the model's classes from 0 to "
             f"{logits_BK.shape[1] - 1}"
         )
     if attacks is None or any(ATTACKS.get(name).takes_gradient for name in attacks):
-        if torch.is_inference_mode_enabled():
-            raise InvalidInputError("torch.inference_mode() takes the attack's gradients away; call it outside of it")
-        if are_probabilities(logits_BK):
-            warnings.warn(
-                "the model's outputs sum to 1 on every image: these are probabilities, whose gradient fades where the "
-                "model is sure, so robustness is overestimated; return the logits before the softmax",
-                stacklevel=4,
-            )
-        _warn_without_gradient(model, x_BCHW[:_N_TRIED])
+        _check_gradient(model, tried, logits_BK)
     return y_B.long()
 
 
-def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
+def _check_types(x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
     for what, values in (("images", x), ("labels", y)):
         if not isinstance(values, Tensor):
             raise InvalidInputError(
@@ -68,6 +58,8 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
             )
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InvalidInputError(f"labels are {y.dtype}; give the classes' numbers, int64")
+    if eot is not None and (isinstance(eot, bool) or not isinstance(eot, int) or eot < 1):
+        raise InvalidInputError(f"eot={eot!r} must be a number of draws, at least 1; AutoAttack's rand takes 20")
     check_threat(threat)
     if isinstance(attacks, str):
         raise InvalidInputError(f"attacks={attacks!r} is one string; give a list of names: [{attacks!r}]")
@@ -77,7 +69,7 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
 
 
 def _check_mode(model: Any, random: bool) -> None:
-    """Reject training mode if it changes the logits, except dropout with draws; warn if all modules are in it."""
+    """Reject modules in training mode that change the logits, except dropout with draws."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(module).__name__
         drops = isinstance(module, _DropoutNd | nn.RReLU) or _DROPS.search(kind)
@@ -86,12 +78,11 @@ def _check_mode(model: Any, random: bool) -> None:
                 f"the model is in training mode, where {name or kind!r} ({kind}) makes logits depend on chance or on "
                 "the other images; call model.eval() first"
             )
-    if isinstance(model, nn.Module) and not random and all(module.training for module in model.modules()):
-        warnings.warn("the model is in training mode. Call model.eval() first.", stacklevel=5)
 
 
 @torch.no_grad()
-def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None) -> Tensor:
+def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, random: bool) -> Tensor:
+    """Return the logits of a few images; reject a model whose outputs an attack cannot use."""
     given = x.clone()
     try:
         with tf32_allowed(False):
@@ -99,10 +90,8 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        swapped = x.shape[3] <= _MOST_CHANNELS < x.shape[1]
-        hint = "; their channels seem to be last: give x.permute(0, 3, 1, 2)" if swapped else ""
         raise InvalidInputError(
-            f"the model fails on images of shape {tuple(x.shape)}: {type(error).__name__}: {error}{hint}"
+            f"the model fails on images of shape {tuple(x.shape)}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < 2:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -113,13 +102,7 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
         )
     if not bool(torch.isfinite(logits).all()):
         raise InvalidInputError("the model returns NaN or infinity on clean images; it must be finite logits")
-    if eot is not None and torch.equal(logits, again):
-        warnings.warn(
-            f"two passes over the same images give the same logits: the model is not random, eot={eot} changes nothing "
-            f"and costs {eot} times the passes; leave it out",
-            stacklevel=5,
-        )
-    if eot is None and not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
+    if not random and not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
         raise InvalidInputError(
             f"two passes over the same images differ by {float((logits - again).abs().max()):.3g}: the model is "
             "random, so the same image can be classified differently the next time; average over its draws with "
@@ -128,8 +111,16 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
     return logits
 
 
-def _warn_without_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """Warn if the model, or the robust base classifier of a mixed classifier, has no gradient."""
+def _check_gradient(model: Callable[[Tensor], Tensor], x: Tensor, logits_BK: Tensor) -> None:
+    """Reject inference mode; warn of probabilities, and of a model or robust base classifier without a gradient."""
+    if torch.is_inference_mode_enabled():
+        raise InvalidInputError("torch.inference_mode() takes the attack's gradients away; call it outside of it")
+    if are_probabilities(logits_BK):
+        warnings.warn(
+            "the model's outputs sum to 1 on every image: these are probabilities, whose gradient fades where the "
+            "model is sure, so robustness is overestimated; return the logits before the softmax",
+            stacklevel=5,
+        )
     subject, tried = ("the mixture's rob", model.rob) if isinstance(model, MixedClassifier) else ("the model", model)
     if not has_gradient(tried, x):
         warnings.warn(

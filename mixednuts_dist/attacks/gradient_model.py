@@ -39,20 +39,17 @@ _SMALL_NETWORK = 4_000_000  # weights
 
 
 class Outputs:
-    """The results of one forward pass, computed when first used; `model_logits` never has a graph."""
+    """The results of one forward pass."""
+
+    draws: "Sequence[Outputs]" = ()  # of a random classifier: losses are averaged over these instead
 
     def __init__(self, logits_BK: Tensor) -> None:
         self.logits = logits_BK  # gradients are taken of these
-        self.model_logits = logits_BK.detach()  # the attacked classifier's own
-
-    @property
-    def draws(self) -> "Sequence[Outputs]":
-        """The draws of a random classifier, over which losses are averaged."""
-        return (self,)
+        self.model_logits = logits_BK.detach()  # the attacked classifier's own, without a graph
 
 
 class MixedOutputs(Outputs):
-    """The outputs of a mixed classifier: f_aux, f_mix and the logits of its base classifiers."""
+    """The outputs of a mixed classifier, computed when first used: f_aux, f_mix and what they are made of."""
 
     def __init__(self, mixed: MixedClassifier, mode: AttackMode, std_BK: Tensor, rob_BK: Tensor) -> None:
         self._mixed, self._mode = mixed, mode
@@ -126,10 +123,9 @@ class AttackedModel:
             raise InvalidInputError(
                 f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
             )
-        if copies is None or (not isinstance(model, nn.Module) and copies.precision in ("auto", "fp32")):
+        is_function = not isinstance(model, nn.Module) and copies is not None and copies.precision in ("auto", "fp32")
+        if copies is None or like_BCHW is None or is_function:
             return cls(model, GradientModel(_passes_through(model, mode)))
-        if like_BCHW is None:
-            raise InvalidInputError("fast copies are compared with the networks on images. Give like_BCHW.")
         copied = copies.of_model(model, like_BCHW, rows)
         fast = GradientModel(_passes_through(copied.fast, mode), "tf32" in copied.precisions, copies.compile)
         float32 = GradientModel(_passes_through(copied.float32, mode)) if copied.is_low_precision else None

@@ -28,16 +28,14 @@ def inspect_inputs(config: RunConfig) -> Inputs:
 
     Raises:
         DatasetError, BaseClassifierError: if they cannot be used.
-        ConfigError, InvalidInputError: if they contradict a key of `evaluate`: `check`, `eot` or `rd`.
+        ConfigError, InvalidInputError: if they contradict a key of `evaluate`: `check` or `rd`.
     """
-    from ..attacks.draws import check_eot
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_images, labels_checksum, open_dataset
     from ..mixing.classifier import MixedClassifier
 
     evaluate = config.evaluate
-    check_eot(evaluate.eot, evaluate.attacks)
     dataset = open_dataset(config.data.uri)
     n_images = config.data.n or len(dataset)
     if n_images > len(dataset):

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration import precision as precision_module
 from mixednuts_dist.acceleration.gradient_copy import agrees, folded
 from mixednuts_dist.acceleration.precision import FastCopies
-from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError

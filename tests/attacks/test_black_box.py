@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.config.threat import ThreatModel
 
 LINF = ThreatModel("Linf", 0.03)

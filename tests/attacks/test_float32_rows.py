@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS, BatchShape
+from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.config.threat import ThreatModel

@@ -5,8 +5,8 @@ import torch
 from pyautoattack import AutoAttack
 from torch import nn
 
+from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.attack import BORDERLINE
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.norms.ball import ball_of

@@ -14,11 +14,11 @@ from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
 from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
+from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets

@@ -8,9 +8,8 @@ import torch
 from pyautoattack.autopgd_base import L1_projection
 from torch import Tensor
 
-from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.config.register import NORMS, load_extensions
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel

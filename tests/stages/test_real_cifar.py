@@ -8,7 +8,7 @@ import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.config.threat import ThreatModel
