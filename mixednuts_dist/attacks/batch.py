@@ -21,7 +21,6 @@ from ..mixing.margins import log_one_minus_signed_margin
 from .gradient_model import GradientModel
 from .image_record import Job, QueuedPoint
 from .stepper import Counts, Doubles, Flags, Images, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
-from .verification import is_smaller
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
 
@@ -146,14 +145,16 @@ class Batch:
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
 
-        A run's first misclassified point is copied, and each one that is twice as deep as the last copy. Copies are so
-        far apart that the host has read one before the next one overwrites it.
+        If two margins are equal, a misclassified point is preferred. A run's first misclassified point is
+        copied, and each one that is twice as deep as the last copy. Copies are so far apart that the host has read one
+        before the next one overwrites it.
         """
         points = self._points
         counts = ~points.over
         if not self.stepper.stays_inside:
             counts &= self.stepper.ball.contains(x, points.x)
-        better = counts & is_smaller(result.log1m_margin, result.wrong, points.log1m_margin, points.wrong)
+        better = (result.log1m_margin == points.log1m_margin) & result.wrong & ~points.wrong
+        better = counts & (better | (result.log1m_margin > points.log1m_margin))
         copy_rows(points.best, x, better)
         torch.where(better, result.log1m_margin, points.log1m_margin, out=points.log1m_margin)
         torch.where(better, result.wrong, points.wrong, out=points.wrong)

@@ -46,8 +46,7 @@ class AttackBudget:
 
     def n_targets(self, n_classes: int) -> int:
         """Return the number of targets per image."""
-        most = max([self.n_target_classes, *(each.get("n_target_classes", 1) for each in self.own.values())])
-        return min(most, n_classes - 1)
+        return min(self.n_target_classes, n_classes - 1)
 
     def of(self, attack: str) -> "AttackBudget":
         """Return the budget of one attack."""
@@ -62,11 +61,12 @@ class AttackBudget:
             InvalidInputError: for an unknown version.
         """
         named = version_named(version)
-        chosen = {
-            "n_restarts": lambda n: max(n, self.n_restarts), "n_target_classes": lambda n: min(n, self.n_target_classes)
-        }  # fmt: skip
         own = {
-            attack: {key: chosen[key](n) for key, n in each.items()} for attack, each in named.own.get(norm, {}).items()
+            attack: {
+                key: max(n, self.n_restarts) if key == "n_restarts" else min(n, self.n_target_classes)
+                for key, n in each.items()
+            }
+            for attack, each in named.own.get(norm, {}).items()
         }
         return replace(self, n_restarts=max(named.n_restarts, self.n_restarts), own=own)
 

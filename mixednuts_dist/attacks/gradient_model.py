@@ -41,7 +41,7 @@ _SMALL_NETWORK = 4_000_000  # weights
 class Outputs:
     """The results of one forward pass."""
 
-    draws: "Sequence[Outputs]" = ()  # of a random classifier: losses are averaged over these instead
+    draws: "Sequence[Outputs]" = ()  # losses of a random classifier are averaged over its draws
 
     def __init__(self, logits_BK: Tensor) -> None:
         self.logits = logits_BK  # gradients are taken of these

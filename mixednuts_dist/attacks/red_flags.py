@@ -74,12 +74,11 @@ def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Te
 
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:
     """One sentence with its counts for each flag that is set on any image; `flags` are a whole run's, (N,) each."""
-    found = []
-    counts = {flag: int(raised.sum()) for flag, raised in flags.items()}
-    total = {flag: raised.numel() for flag, raised in flags.items()}
-    for flag, sentence in _SENTENCES.items():
-        if counts.get(flag):
-            found.append(f"On {counts[flag]} of {total[flag]} images {sentence.format(subject=subject)}")
+    found = [
+        f"On {int(flags[flag].sum())} of {flags[flag].numel()} images {sentence.format(subject=subject)}"
+        for flag, sentence in _SENTENCES.items()
+        if flag in flags and flags[flag].any()
+    ]
     if n_classes < 4:
         targets = n_classes - 1
         found.append(

@@ -12,6 +12,7 @@ Shapes: B images of C x H x W.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -70,42 +71,40 @@ class StraightThrough(nn.Module):
         """Return the network's logits, (B, K)."""
         if not (torch.is_grad_enabled() and x_BCHW.requires_grad):
             return self.network(x_BCHW)  # type: ignore[no-any-return]
-        # The hooks come and go with each pass. As a decorator, `disable` would import the compiler in every process.
-        return torch.compiler.disable(self._pass)(x_BCHW)  # type: ignore[no-untyped-call, no-any-return]
-
-    def _pass(self, x_BCHW: Tensor) -> Tensor:
         if self.cuts is None:
             self.cuts = _find_cuts(self.network, x_BCHW)
-        return _with_identities(self.network, x_BCHW, self.cuts)
+        # The hooks come and go with each pass. As a decorator, `disable` would import the compiler in every process.
+        opened = torch.compiler.disable(_with_identities)  # type: ignore[no-untyped-call]
+        return opened(self.network, x_BCHW, self.cuts)  # type: ignore[no-any-return]
 
 
 def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
-    """Return the places where the gradient to the images stops; random pixels of the given shape show them."""
-    pixels_BCHW = torch.rand(_N_TRIED, *like_BCHW.shape[1:], generator=torch.Generator().manual_seed(0))
+    """Return the places where the gradient to the images stops, beginning with the one nearest to the logits.
+
+    A few images of random pixels of the given shape show them.
+    """
+    pixels_BCHW = torch.rand(_N_TRIED, *like_BCHW.shape[1:], generator=torch.Generator().manual_seed(0)).to(like_BCHW)
     frozen = frozen_copy(network)  # so that a tensor has a gradient only if it depends on the images
     cuts: dict[str, str] = {}
-    while len(cuts) < _MOST_CUTS and (cut := _last_cut(frozen, pixels_BCHW.to(like_BCHW), cuts)) is not None:
-        cuts |= cut
+    while len(cuts) < _MOST_CUTS:
+        seen: dict[str, Tensor] = {}
+        with torch.enable_grad():
+            logits_BK = _with_identities(frozen, pixels_BCHW.clone().requires_grad_(), cuts, seen)
+            if logits_BK.requires_grad:  # linear weights do not saturate, as a cross-entropy does
+                loss = (logits_BK * torch.linspace(1, 2, logits_BK.shape[1]).to(logits_BK)).sum()
+                loss.backward()  # type: ignore[no-untyped-call]
+        order = list(seen)
+        reached = [i for i, place in enumerate(order) if _has_gradient(seen[place])]
+        blind = [i for i, place in enumerate(order) if seen[place].requires_grad and i not in reached]
+        end = reached[0] if reached else 1 + max(blind, default=-1)
+        if end in (0, len(order)) or order[end] in cuts:
+            break  # the images have a gradient, or nothing is left to try
+        shape = seen[order[end]].shape
+        fits = [i for i in blind if i < end and shape in (seen[order[i]].shape, seen[order[i]].flatten(1).shape)]
+        if not fits:
+            break
+        cuts[order[end]] = order[fits[-1]]
     return cuts
-
-
-def _last_cut(network: nn.Module, x_BCHW: Tensor, cuts: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the cut nearest to the logits, besides `cuts`; None if the images have a gradient or no cut fits."""
-    seen: dict[str, Tensor] = {}
-    with torch.enable_grad():
-        logits_BK = _with_identities(network, x_BCHW.detach().clone().requires_grad_(), cuts, seen)
-        if logits_BK.requires_grad:  # linear weights do not saturate, as a cross-entropy does
-            loss = (logits_BK * torch.linspace(1, 2, logits_BK.shape[1]).to(logits_BK)).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-    order = list(seen)
-    reached = [i for i, place in enumerate(order) if _has_gradient(seen[place])]
-    blind = [i for i, place in enumerate(order) if seen[place].requires_grad and i not in reached]
-    end = reached[0] if reached else 1 + max(blind, default=-1)
-    if end in (0, len(order)) or order[end] in cuts:
-        return None
-    shape = seen[order[end]].shape
-    fits = [i for i in blind if i < end and shape in (seen[order[i]].shape, seen[order[i]].flatten(1).shape)]
-    return {order[end]: order[fits[-1]]} if fits else None
 
 
 def _with_identities(
@@ -130,18 +129,16 @@ def _with_identities(
                 values.retain_grad()
         return values
 
-    def enter(name: str, args: tuple[object, ...]) -> tuple[object, ...]:
+    def enter(name: str, _: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
         return (replaced(f"input of {name}", args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else args
 
-    def leave(name: str, out: object) -> object:
+    def leave(name: str, _: nn.Module, __: object, out: object) -> object:
         return replaced(f"output of {name}", out) if isinstance(out, Tensor) else out
 
     handles = []
     for name, module in network.named_modules() if cuts or seen is not None else ():
-        handles += [
-            module.register_forward_pre_hook(lambda _, args, name=name: enter(name, args)),
-            module.register_forward_hook(lambda _, __, out, name=name: leave(name, out)),
-        ]
+        handles.append(module.register_forward_pre_hook(partial(enter, name)))
+        handles.append(module.register_forward_hook(partial(leave, name)))
     try:
         logits_BK: Tensor = network(x_BCHW)
     finally:

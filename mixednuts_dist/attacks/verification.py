@@ -26,11 +26,6 @@ class Verified:
     log1m_margin: Tensor  # (B,) float64, log(1 - signed margin)
     wrong: Tensor  # (B,) bool, misclassified
 
-    @property
-    def margin(self) -> Tensor:
-        """(B,) float64, p_y - max_{j != y} p_j."""
-        return -torch.expm1(self.log1m_margin)
-
 
 class Verifier:
     """Verifies images with one classifier.
@@ -63,11 +58,6 @@ class Verifier:
     def _pass(self, x_BCHW: Tensor) -> Tensor:
         with tf32_allowed(False), as_out_of_memory():
             return self.model(x_BCHW).float()
-
-
-def is_smaller(log1m_margin: Tensor, wrong: Tensor, log1m_margin_before: Tensor, wrong_before: Tensor) -> Tensor:
-    """Return whether a margin is below the one before; a misclassified point counts as smaller than an equal one."""
-    return (log1m_margin > log1m_margin_before) | ((log1m_margin == log1m_margin_before) & wrong & ~wrong_before)
 
 
 def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:

@@ -1,12 +1,15 @@
 """MMAA: laws, edge cases, and never weaker than the published pair of attacks."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from pyautoattack import AutoAttack
-from torch import nn
+from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import minimum_margin_attack
+from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.attack import BORDERLINE
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.norms.ball import ball_of
@@ -55,20 +58,20 @@ def test_images_that_are_wrong_already_cost_nothing(victim) -> None:
     assert found.n_backward == 0
 
 
-class Sharp(nn.Module):
-    """A classifier whose float32 softmax is exactly one-hot nearly everywhere."""
+class Changed(nn.Module):
+    """A classifier of changed images, with scaled logits."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, *, scale: float = 1.0, before: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.scale, self.before = net, scale, before
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 300 * self.net(x)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.net(self.before(x))
 
 
 def test_a_saturated_softmax_does_not_hide_the_smallest_margin(victim) -> None:
     model, x, y = victim(n=8)
-    sharp = Sharp(model)
+    sharp = Changed(model, scale=300)  # its float32 softmax is exactly one-hot nearly everywhere
     threat = ThreatModel("Linf", 0.01)
     found = minimum_margin_attack(sharp, x, y, threat=threat, n_iter=20, n_target_classes=3)
     held = ~found.broken
@@ -101,3 +104,25 @@ def test_going_on_after_a_break_finds_smaller_margins(victim) -> None:
     assert bool((last.margin <= first.margin + 1e-6).all())
     assert float(last.margin[last.broken].mean()) < float(first.margin[last.broken].mean())
     assert last.n_backward == len(x) * 4 * 21
+
+
+def test_black_box_margins_approach_gradient_margins(victim) -> None:
+    model, x, y = victim()
+    options = {
+        "threat": ThreatModel("Linf", 0.03),
+        "attacks": ["square-margin"],
+        "budget": AttackBudget(n_queries=150),
+        "precision": "fp32",
+    }
+    blind = Changed(model, before=Tensor.detach)
+    stopped, onward = (autoattack(blind, x, y, stop_when_broken=stop, **options) for stop in (True, False))
+    gradients = minimum_margin_attack(
+        model, x, y, threat=options["threat"], n_iter=30, n_target_classes=3, stop_when_broken=False
+    )
+    assert bool(stopped.broken.any())
+    assert bool(stopped.broken.logical_not().any())
+    assert torch.equal(onward.broken, stopped.broken)
+    assert bool((onward.margin <= stopped.margin + 1e-9).all())
+    assert bool((onward.margin[onward.broken] < stopped.margin[onward.broken]).any())
+    assert float((onward.margin - gradients.margin).mean()) < 0.1
+    assert float((onward.margin - gradients.margin).min()) > -0.02

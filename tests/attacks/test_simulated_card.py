@@ -1,4 +1,7 @@
-"""Every attack on a simulated GPU mixes no devices, waits in no step, and gives the CPU's results."""
+"""Every attack on a simulated GPU mixes no devices, waits in no step, and gives the CPU's results.
+
+Float32 passes have a separate batch shape on a GPU, so they take a small part of its time.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.batch_shape import STATE_IMAGES, BatchShape
+from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS, STATE_IMAGES, BatchShape
 from mixednuts_dist.acceleration.precision import FastCopies
-from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.batch import READ_EVERY
-from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
-from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
+from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
+from mixednuts_dist.attacks.gradient_model import AttackedModel, measured_rows, repeats_its_bits
+from mixednuts_dist.attacks.plans import MMAA
+from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.config.register import ATTACKS
 from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, results_are_those_of_float32
@@ -28,7 +33,23 @@ def card() -> Iterator[SimulatedCard]:
         yield entered
 
 
-TINY = replace(QUICK, n_iter=3, n_queries=6)
+TINY, SMALL = replace(QUICK, n_iter=3, n_queries=6), replace(LINF, eps=0.012)
+
+
+class Counting(nn.Module):
+    """A network that notes the rows of its passes, forward and backward apart."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.rows = network, Counter[tuple[bool, int]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[torch.is_grad_enabled() and x.requires_grad, len(x)] += 1
+        logits: Tensor = self.network(x)
+        return logits
+
+    def cost(self) -> int:
+        return sum(n * rows * (1 + takes_gradient) for (takes_gradient, rows), n in self.rows.items())
 
 
 def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
@@ -98,22 +119,15 @@ def test_a_mixed_device_a_wait_and_a_free_copy_are_seen(card) -> None:
 def test_attack_waits_only_for_flags_and_verifications(card) -> None:
     """Only reads of flags, verifications, arriving images and probes wait for the GPU."""
     model, x, y = subject("one classifier", 12)
-    n_passes = 0
-
-    class Counted(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            nonlocal n_passes
-            n_passes += 1
-            return model(images)
-
+    model = Counting(model).eval()
     model, x, y = model.to("cuda"), x.to("cuda"), y.to("cuda")
     card.waits.clear()
     card.copies.clear()
     found = autoattack(
-        Counted().eval(), x, y, threat=replace(LINF, eps=0.005), attacks=STANDARD_ATTACKS, budget=QUICK, batch_size=8,
+        model, x, y, threat=replace(LINF, eps=0.005), attacks=STANDARD_ATTACKS, budget=QUICK, batch_size=8,
         precision="fp32",
     )  # fmt: skip
-    waits, copies = card.waits.copy(), card.copies.copy()
+    waits, copies, n_passes = card.waits.copy(), card.copies.copy(), model.rows.total()
     assert bool(found.robust.cpu().any())
     by_file: Counter[str] = Counter()
     for line, n in waits.items():
@@ -215,3 +229,54 @@ def test_measured_rows_and_repeats_its_bits_work_on_a_gpu(card) -> None:
 
     assert not repeats_its_bits(Resized(), x.to("cuda"), 16, "fp32")
     assert card.waits
+
+
+def attacked_in_two_precisions(shape: BatchShape) -> tuple[AttackResult, Counting, Counting]:
+    """Attack images of which some are borderline: (result, low-precision network, float32 network)."""
+    network, x = small_net(10, SHAPE, seed=0, sharpness=3), images(40, SHAPE)
+    low, exact = Counting(network), Counting(network)
+    attacked = AttackedModel(exact, AttackedModel.of(low).fast, AttackedModel.of(exact).fast)
+    with torch.no_grad():
+        y = network(x).argmax(dim=1)
+    engine = Scheduler(attacked, x, threat=SMALL, attacks=MMAA, budget=AttackBudget(10, 3), shape=shape)
+    found = engine.run_one(Group(x, y, range(40)))
+    assert 0 < int(found.broken.sum()) < 40
+    return found, low, exact
+
+
+def test_float32_passes_on_a_gpu_are_small_and_full() -> None:
+    one, low, exact = attacked_in_two_precisions(BatchShape(128, fixed=True))
+    before = exact.cost()
+    found, low, exact = attacked_in_two_precisions(BatchShape(128, fixed=True, float32_rows=8))
+    assert {rows for _, rows in low.rows} == {128}
+    assert {rows for _, rows in exact.rows} == {8}
+    assert exact.cost() < 0.7 * before
+    assert torch.equal(found.broken, one.broken)
+    assert torch.allclose(found.log_one_minus_margin, one.log_one_minus_margin, atol=1e-5)
+    assert (found.n_forward, found.n_backward) == (one.n_forward, one.n_backward)
+
+
+def test_on_a_cpu_there_is_one_shape_and_on_a_card_two() -> None:
+    here, there = BatchShape.of(64, torch.device("cpu")), BatchShape.of(64, torch.device("cuda"))
+    assert here.float32 is here
+    assert (there.rows, there.float32.rows) == (64, FLOAT32_ROWS)
+    small = BatchShape.of(FLOAT32_ROWS, torch.device("cuda"))
+    assert small.float32 is small
+    there.float32.shrink(FLOAT32_ROWS)
+    assert (there.rows, there.float32.rows) == (64, FLOAT32_ROWS // 2), "memory that ends for one leaves the other"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_simulated_card_verifies_in_its_own_rows(precision) -> None:
+    network, x = Counting(small_net(10, SHAPE, seed=0, sharpness=3)), images(40, SHAPE)
+    with SimulatedCard():
+        there = network.to("cuda")
+        y = there(x.to("cuda")).argmax(dim=1)
+        network.rows.clear()
+        minimum_margin_attack(
+            there, x.to("cuda"), y, threat=SMALL, n_iter=5, n_target_classes=2, batch_size=32,
+            precision=precision,
+        )  # fmt: skip
+    forward = {rows for takes_gradient, rows in network.rows if not takes_gradient}
+    assert FLOAT32_ROWS in forward
+    assert max(forward) == FLOAT32_ROWS

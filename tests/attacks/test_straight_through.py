@@ -1,6 +1,7 @@
 """straight_through finds the modules that cut the gradient and breaks what a hand-written BPDA breaks."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def jpeg(x: Tensor) -> Tensor:
 class Module(nn.Module):
     """A function as a layer."""
 
-    def __init__(self, function) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
@@ -49,26 +50,15 @@ class Module(nn.Module):
         return self.function(x)
 
 
-class InForward(nn.Module):
-    """The same as code of a wrapper's forward."""
+class InForward(Module):
+    """A function as code before a network, perhaps with a handwritten identity as its backward pass."""
 
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function, self.net = function, small_net(10, SHAPE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(self.function(x))
-
-
-class ByHand(nn.Module):
-    """A BPDA as a user writes it."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function, self.net = function, small_net(10, SHAPE)
+    def __init__(self, function: Callable[[Tensor], Tensor], by_hand: bool = False, shape=SHAPE) -> None:
+        super().__init__(function)
+        self.net, self.by_hand = small_net(10, shape), by_hand
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x + (self.function(x) - x).detach())
+        return self.net(x + (self.function(x) - x).detach() if self.by_hand else self.function(x))
 
 
 # Written as: (the classifier of a function and a network, where the gradient stops)
@@ -93,7 +83,7 @@ def test_straight_through_reaches_90_percent_of_a_manual_bpda(function, written:
     y = model(x).argmax(dim=1)
     opened = straight_through(model)
     blind, found, by_hand = (
-        autoattack(net, x, y, budget=QUICK, **OPTIONS) for net in (model, opened, ByHand(function))
+        autoattack(net, x, y, budget=QUICK, **OPTIONS) for net in (model, opened, InForward(function, by_hand=True))
     )
     assert opened.cuts == where
     drop = len(x) - int(by_hand.robust.sum())
@@ -160,10 +150,7 @@ class Between(nn.Module):
 
 @pytest.mark.parametrize(
     ("flattened", "where"),
-    [
-        (False, {"input of middle": "output of stem"}),
-        (True, {"input of last": "output of middle"}),
-    ],
+    [(False, {"input of middle": "output of stem"}), (True, {"input of last": "output of middle"})],
 )
 def test_straight_through_finds_code_between_children(flattened: bool, where: dict[str, str]) -> None:
     model, x = Between(flattened).eval().requires_grad_(False), images(8, SHAPE)
@@ -177,12 +164,7 @@ def test_straight_through_finds_code_between_children(flattened: bool, where: di
 
 
 def test_straight_through_leaves_cuts_between_other_shapes() -> None:
-    class Halved(InForward):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net((x[:, :, ::2, ::2] > 0.5).float().repeat(1, 1, 1, 4))
-
-    model = Halved(rounded)
-    model.net = small_net(10, (3, 4, 16))
+    model = InForward(lambda x: (x[:, :, ::2, ::2] > 0.5).float().repeat(1, 1, 1, 4), shape=(3, 4, 16))
     opened, x = straight_through(model), images(2, SHAPE)
     opened(x.requires_grad_())
     assert opened.cuts == {}
