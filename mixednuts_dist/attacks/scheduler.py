@@ -46,7 +46,7 @@ from .batch import Batch
 from .budget import WARM_START, AttackBudget
 from .draws import N_VERIFICATION, Draws, misclassified_share
 from .gradient_model import AttackedModel, AttackMode, GradientModel
-from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Job, QueuedPoint
+from .image_record import AS_CLEAN, AS_KNOWN, ImageRecord, Job, QueuedPoint
 from .plans import Planner, ensemble_plan
 from .result import AttackResult, Progress
 from .stepper import Run
@@ -110,14 +110,15 @@ class Scheduler:
         else:
             draws, shape = Draws(model, eot, seed, mode), BatchShape(max(1, shape.rows // eot), fixed=True)
             self.attacked = AttackedModel(draws, GradientModel(draws.climb), draws=draws)
-        self.attacks, self.shape, self.plan = attacks, shape, list[Run]()  # planned with the first group
+        self.attacks, self.shape = attacks, shape
         self.verifier = Verifier(self.attacked.model, shape)
         subject = self.attacked.draws.model if self.attacked.draws else self.attacked.model
         low_precision = self.attacked.float32 is not None
         self._setting, self._planner = Setting(threat, budget, 0, seed, subject, low_precision), planner
         self._like, self._stop_when_broken, self._progress = like_BCHW, stop_when_broken, progress
         self._batches: list[Batch] = []  # in the order in which their steps are due
-        self._groups_of_runs: list[tuple[Batch, list[int]]] = []  # and places in the plan
+        # The plan, which is made with the first group: (batch, runs with their places in the plan).
+        self._groups_of_runs: list[tuple[Batch, list[tuple[int, Run]]]] = []
         self._queue: list[QueuedPoint] = []  # to be verified
         self._cost_of_waiting = 0  # cost of the waiting points, in rows of a verification
         self._inside: dict[Any, tuple[Group, list[ImageRecord]]] = {}  # groups that are not finished, by key
@@ -195,7 +196,7 @@ class Scheduler:
         verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
         found = zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True)
         for point, log1m_margin, wrong in found:
-            point.job.image.take_in(point, log1m_margin, wrong, self._stop_when_broken)
+            point.job.image.take_in(point, log1m_margin, wrong)
         if self._stop_when_broken:
             for batch in {self._groups_of_runs[image.group][0] for image in images if image.broken}:
                 batch.drop_cancelled()
@@ -216,34 +217,35 @@ class Scheduler:
         clean = self.verifier.verify(group.x, group.y)
         known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
-        if not self.plan:
+        if not self._groups_of_runs:
             self._make_plan(n_classes)
         targets, ranks = ordered_targets(clean.logits, self._setting.budget.n_targets(n_classes), known)
-        broken_at = [AS_CLEAN if wrong else NEVER for wrong in clean.wrong.tolist()]
-        each = zip(
-            group.x, group.y.tolist(), group.sample_ids, targets.tolist(), ranks.tolist(), clean.log1m_margin.tolist(),
-            broken_at, strict=True,
-        )  # fmt: skip
-        images = [ImageRecord(*values) for values in each]
-        if known is not None and group.known is not None:
-            points = zip(images, group.known, known.log1m_margin.tolist(), known.wrong.tolist(), strict=True)
-            for image, x, log1m_margin, wrong in points:
-                image.n_forward += 1
-                image.offer(x, log1m_margin, wrong, AS_KNOWN, self._stop_when_broken)
+        each = zip(group.x, group.y.tolist(), group.sample_ids, targets.tolist(), ranks.tolist(), strict=True)
+        images = [
+            ImageRecord(*values, log1m_margin, self._stop_when_broken)
+            for values, log1m_margin in zip(each, clean.log1m_margin.tolist(), strict=True)
+        ]
+        points = [(AS_CLEAN, CLEAN, group.x, clean), (AS_KNOWN, WARM_START, group.known, known)]
+        for where, step, x_BCHW, verified in points:
+            if x_BCHW is not None and verified is not None:
+                found = zip(images, x_BCHW, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True)
+                for image, x, log1m_margin, wrong in found:
+                    image.n_forward += 1
+                    image.offer(x, log1m_margin, wrong, where, step)
         self._inside[key] = group, images
         for image in images:
             self._advance(image)
 
     def _make_plan(self, n_classes: int) -> None:
         attacked = self.attacked
-        self.plan = list(self._planner(replace(self._setting, n_classes=n_classes), self.attacks))
+        plan = self._planner(replace(self._setting, n_classes=n_classes), self.attacks)
         passes = {False: Passes(self.shape, attacked.fast.probe, fixed=attacked.fast.compiled)}
         passes[True] = passes[False]
         if attacked.float32 is not None:
             passes[True] = Passes(self.shape.float32, attacked.float32.probe)
         # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
         # they wait until they are full or nothing else is left.
-        keys = [(run.stepper, run.float32) for run in self.plan]
+        keys = [(run.stepper, run.float32) for run in plan]
         apart, batches = self.shape.float32 is not self.shape, {}
         for stepper, float32 in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1]):
             model = (attacked.float32 if float32 else None) or attacked.fast
@@ -251,15 +253,14 @@ class Scheduler:
                 stepper, model, passes[float32], self._like, stop_when_broken=self._stop_when_broken
             )
         self._batches = list(batches.values())
-        together = groupby(range(len(keys)), key=lambda at: (keys[at], self.plan[at].group or at))
-        self._groups_of_runs = [(batches[key], list(places)) for (key, _), places in together]
+        together = groupby(enumerate(plan), key=lambda placed: (keys[placed[0]], placed[1].group or placed[0]))
+        self._groups_of_runs = [(batches[key], list(placed)) for (key, _), placed in together]
 
     def _advance(self, image: ImageRecord) -> None:
         """Send an image to the next group of runs of which it wants one; without any it is decided."""
         while not (image.broken and self._stop_when_broken) and image.group + 1 < len(self._groups_of_runs):
             image.group += 1
-            batch, places = self._groups_of_runs[image.group]
-            runs = [(at, self.plan[at]) for at in places]
+            batch, runs = self._groups_of_runs[image.group]
             image.open = [
                 Job(image, at, run) for at, run in runs if run.wanted is None or run.wanted(image.summary(run))
             ]
@@ -283,10 +284,8 @@ class Scheduler:
             broken = misclassified_share(draws, best, group.y, rows=self.shape.rows).cpu() >= 0.5
             n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_VERIFICATION / draws.n))
         steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
-        names: dict[float, str] = {at: run.attack for at, run in enumerate(self.plan)}
-        names |= {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START}
-        broken_by = [names.get(image.broken_at[0]) for image in images]
-        places = torch.tensor([steps.index(name) if name in steps else len(steps) for name in broken_by])
+        broken_by = [image.broken_by for image in images]
+        places = torch.tensor([steps.index(step) if step in steps else len(steps) for step in broken_by])
         survived = {step: (places > place) | ~broken for place, step in enumerate(steps)}
         if draws is not None and len(steps) > 1:
             survived[steps[-1]] = ~broken  # the draws verify the images after the last attack
@@ -307,7 +306,7 @@ class Scheduler:
     # Counts
 
     def _passes_of(self, images: Sequence[ImageRecord]) -> tuple[int, int]:
-        each = [image.passes(self._stop_when_broken) for image in images]
+        each = [image.passes() for image in images]
         return sum(n for n, _ in each), sum(n for _, n in each)
 
     def _passes_in_flight(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from mixednuts_dist.errors import InvalidInputError, ThreatModelError
 from tests.helpers.small_nets import images, small_net
 
 SHAPE = (3, 8, 8)
+X, Y = images(6, SHAPE), torch.arange(6)
 THREAT = ThreatModel("Linf", 0.03)
 BUDGET = AttackBudget(2, 1, 2, 0)
 
@@ -38,10 +39,6 @@ every = pytest.mark.parametrize("attack", [by_minimum_margin, by_adaptive])
 Attacker = Callable[..., Any]
 
 
-def labels(x: Tensor) -> Tensor:
-    return torch.arange(len(x)) % 10
-
-
 class Wrapped(nn.Module):
     """A small network with something on its way."""
 
@@ -55,22 +52,22 @@ class Wrapped(nn.Module):
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.Dropout(0.5)])
 def test_a_model_in_training_mode_is_refused_and_not_changed(layer: nn.Module) -> None:
-    model, x = nn.Sequential(layer, small_net(10, SHAPE)), images(6, SHAPE)
+    model = nn.Sequential(layer, small_net(10, SHAPE))
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(InvalidInputError, match=r"in training mode, where '.*0' .* call model.eval\(\) first"):
-        by_autoattack(model, x, labels(x))
+        by_autoattack(model, X, Y)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training
-    by_autoattack(model.eval(), x, labels(x))
+    by_autoattack(model.eval(), X, Y)
 
 
 @pytest.mark.parametrize("change", [lambda x: (x * 255).round() / 255, torch.Tensor.detach], ids=["rounds", "detaches"])
 def test_gradient_attacks_warn_of_a_model_without_gradients(change: Callable[[Tensor], Tensor]) -> None:
-    model, x = Wrapped(change).eval(), images(6, SHAPE)
+    model = Wrapped(change).eval()
     with pytest.warns(UserWarning, match="is zero in every pixel"):
-        by_autoattack(model, x, labels(x))
-    by_autoattack(model, x, labels(x), attacks=["square"])
+        by_autoattack(model, X, Y)
+    by_autoattack(model, X, Y, attacks=["square"])
 
 
 @every
@@ -84,33 +81,32 @@ def test_gradient_attacks_warn_of_a_model_without_gradients(change: Callable[[Te
     ids=["random", "in place", "NaN"],
 )
 def test_unsuitable_model_is_rejected(attack: Attacker, change: Callable[[Tensor], Tensor], message: str) -> None:
-    x = images(6, SHAPE)
-    kept = x.clone()
+    kept = X.clone()
     with pytest.raises(InvalidInputError, match=message):
-        attack(Wrapped(change).eval(), x, labels(x))
-    assert torch.equal(x, kept)
+        attack(Wrapped(change).eval(), X, Y)
+    assert torch.equal(X, kept)
 
 
 @every
 def test_labels_may_be_int32_and_images_may_have_a_gradient(attack: Attacker) -> None:
-    model, x = small_net(10, SHAPE), images(6, SHAPE)
-    leaf = x.clone().requires_grad_()
-    found, other = attack(model, leaf, labels(x).int()), attack(model, x, labels(x))
+    model = small_net(10, SHAPE)
+    leaf = X.clone().requires_grad_()
+    found, other = attack(model, leaf, Y.int()), attack(model, X, Y)
     assert torch.equal(found.x_adv, other.x_adv)
-    assert torch.equal(leaf, x)
+    assert torch.equal(leaf, X)
     assert not found.x_adv.requires_grad
     assert leaf.grad is None
 
 
 WRONG = [
-    ({"x": images(6, SHAPE).numpy()}, r"the images are ndarray; give a torch tensor"),
+    ({"x": X.numpy()}, r"the images are ndarray; give a torch tensor"),
     ({"y": [0] * 6}, "the labels are list; give a torch tensor"),
     ({"y": torch.rand(6)}, "labels are torch.float32; give the classes' numbers"),
     ({"y": torch.arange(6) + 7}, "labels range from 7 to 12, the model's classes from 0 to 9"),
     ({"y": torch.arange(6) - 1}, "labels range from -1 to 4"),
-    ({"x": images(6, SHAPE) + float("nan")}, "images range over"),
+    ({"x": X + float("nan")}, "images range over"),
     ({"threat": ("Linf", 0.03)}, r"threat=\('Linf', 0.03\) is tuple; give ThreatModel"),
-    ({"x": images(6, SHAPE).permute(0, 2, 3, 1)}, r"fails on images of shape \(2, 8, 8, 3\): RuntimeError"),
+    ({"x": X.permute(0, 2, 3, 1)}, r"fails on images of shape \(2, 8, 8, 3\): RuntimeError"),
 ]
 WRONG_OF_AUTOATTACK = [
     ({"attacks": "apgd-ce"}, r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"),
@@ -124,27 +120,26 @@ WRONG_OF_AUTOATTACK = [
     [*((by_minimum_margin, *case) for case in WRONG), *((by_adaptive, *case) for case in WRONG + WRONG_OF_AUTOATTACK)],
 )
 def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any], message: str) -> None:
-    x = images(6, SHAPE)
-    given = {"x": x, "y": labels(x), **changed}
+    given = {"x": X, "y": Y, **changed}
     with pytest.raises(InvalidInputError, match=message) as caught:
         attack(small_net(10, SHAPE), **given)
     assert "\n" not in str(caught.value).partition(": RuntimeError")[0]
 
 
 def test_probabilities_in_place_of_logits_are_warned_of() -> None:
-    model, x = nn.Sequential(small_net(10, SHAPE), nn.Softmax(dim=1)).eval(), images(6, SHAPE)
+    model = nn.Sequential(small_net(10, SHAPE), nn.Softmax(dim=1)).eval()
     with pytest.warns(UserWarning, match=r"sum to 1 on every image: .*return the logits before the softmax"):
-        by_autoattack(model, x, labels(x))
-    by_autoattack(nn.Sequential(small_net(10, SHAPE), nn.LogSoftmax(dim=1)).eval(), x, labels(x))
+        by_autoattack(model, X, Y)
+    by_autoattack(nn.Sequential(small_net(10, SHAPE), nn.LogSoftmax(dim=1)).eval(), X, Y)
 
 
 def test_inference_mode_leaves_no_gradient_and_is_refused() -> None:
-    model, x = small_net(10, SHAPE), images(6, SHAPE)
+    model = small_net(10, SHAPE)
     with torch.inference_mode(), pytest.raises(InvalidInputError, match=r"inference_mode\(\) takes .* gradients away"):
-        by_autoattack(model, x, labels(x))
+        by_autoattack(model, X, Y)
     with torch.no_grad():
-        found = by_autoattack(model, x, labels(x))
-    assert torch.equal(found.x_adv, by_autoattack(model, x, labels(x)).x_adv)
+        found = by_autoattack(model, X, Y)
+    assert torch.equal(found.x_adv, by_autoattack(model, X, Y).x_adv)
 
 
 def test_a_radius_as_text_is_refused() -> None:
