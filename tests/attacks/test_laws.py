@@ -17,6 +17,7 @@ from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.small_nets import L1, L2, LINF, QUICK, SHAPE, ShortOfMemory, images, mixture, small_net
 
@@ -45,12 +46,18 @@ def test_adversarial_examples_lie_in_the_ball_and_are_verified(
     pair, attack: str, threat: ThreatModel, precision
 ) -> None:
     mixed, x, y = pair
-    found = attacked(pair, attack, [*range(20)], threat=threat, precision=precision)
+    stop = threat != L2  # in L2, attacks minimize the margin to the end
+    found = attacked(pair, attack, [*range(20)], threat=threat, precision=precision, stop_when_broken=stop)
     assert float(ball_of(threat).length(found.x_adv - x).max()) <= threat.eps * (1 + 1e-5)
     assert 0 <= float(found.x_adv.min()) <= float(found.x_adv.max()) <= 1
     with torch.no_grad():
-        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
+        logits = mixed(found.x_adv)
+    assert torch.equal(found.robust, logits.argmax(dim=1) == y)
     assert torch.equal(found.survived[attack], found.robust)
+    assert torch.allclose(found.logits, logits, atol=1e-5)
+    assert torch.allclose(found.margin, signed_margin(found.logits.double().softmax(dim=1), y), atol=1e-9)
+    assert torch.equal(found.margin < 0, found.broken)
+    assert bool((found.margin <= autoattack(mixed, x, y, threat=threat, attacks=(), batch_size=8).margin).all())
     assert bool((~found.robust).any()), "an attack that breaks nothing here shows nothing"
 
 

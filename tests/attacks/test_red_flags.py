@@ -13,8 +13,8 @@ from tests.helpers.small_nets import images, small_net
 SHAPE = (1, 6, 9)
 
 
-def flags_of(attacked: AttackedModel, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    return raised_flags(attacked, x, y, torch.zeros_like(y, dtype=torch.bool), batch_size=4)
+def flags_of(attacked: AttackedModel, x: Tensor, y: Tensor, batch_size: int = 4) -> dict[str, Tensor]:
+    return raised_flags(attacked, x, y, torch.zeros_like(y, dtype=torch.bool), batch_size=batch_size)
 
 
 def test_nothing_is_raised_for_a_sound_classifier() -> None:
@@ -33,9 +33,7 @@ def test_gradients_that_vanish_are_counted_image_by_image() -> None:
         logits: Tensor = net(x)
         return torch.where(dark[: len(x)], logits.detach(), logits)
 
-    raised = raised_flags(
-        AttackedModel.of(masked), x, net(x).argmax(dim=1), torch.zeros(6, dtype=torch.bool), batch_size=6
-    )
+    raised = flags_of(AttackedModel.of(masked), x, net(x).argmax(dim=1), batch_size=6)
     assert torch.equal(raised["no_gradient"], dark.squeeze(1))
     assert torch.equal(raised["no_climb"], dark.squeeze(1))
     n_dark = int(dark.sum())
@@ -47,7 +45,8 @@ def test_gradients_that_vanish_are_counted_image_by_image() -> None:
 
 def test_masked_mixture_differs_from_its_surrogate() -> None:
     std, x = small_net(5, SHAPE, seed=1), images(4, SHAPE)
-    hidden = torch.nn.Sequential(torch.nn.Flatten(), Constant())
+    hidden = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(54, 5))
+    torch.nn.init.zeros_(hidden[1].weight)
     mixed = MixedClassifier(std, hidden, LogitTransform(1.0, 1.0, 0.0), 0.4)
     raised = flags_of(AttackedModel.of(mixed), x, mixed(x).argmax(dim=1))
     assert bool(raised["no_gradient"].all())
@@ -74,10 +73,3 @@ def test_has_gradient() -> None:
     assert has_gradient(net, x)
     assert not has_gradient(lambda x: net(x.detach()), x)
     assert not has_gradient(lambda x: net(x.round()), x)
-
-
-class Constant(torch.nn.Module):
-    """Logits that never change."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.arange(5.0).repeat(len(x), 1)

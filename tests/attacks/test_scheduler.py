@@ -61,17 +61,8 @@ def of_one_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
     """Runs without a slot start again, and follow the uninterrupted path."""
     model, x, y = victim(n=20)
-    short = ShortOfMemory(model, 20)
-    calls = 0
-
-    def shrinking(x: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            short.room = 6
-        return short(x)
-
-    found, expected = found_by(shrinking, x, y), found_by(model, x, y)
+    short = ShortOfMemory(model, 6, after=7)
+    found, expected = found_by(short, x, y), found_by(model, x, y)
     assert short.refused > 0
     assert torch.allclose(found.x_adv, expected.x_adv, atol=1e-5)
     assert abs(found.n_backward - expected.n_backward) <= 3
@@ -79,16 +70,9 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
 
 def test_out_of_memory_in_verification_shrinks_batches(victim) -> None:
     model, x, y = victim(n=20)
-    rows_verified = []
-
-    def short_later(x: Tensor) -> Tensor:
-        rows_verified.append(len(x))
-        if len(rows_verified) > 3 and len(x) > 5:
-            raise torch.OutOfMemoryError(f"no room for {len(x)} images")
-        return model(x)
-
-    found = found_by(replace(AttackedModel.of(model), model=short_later), x, y)
-    assert max(rows_verified) == 16
+    short = ShortOfMemory(model, 5, after=3)
+    found = found_by(replace(AttackedModel.of(model), model=short), x, y)
+    assert short.refused > 0
     assert torch.equal(found.broken, found_by(model, x, y).broken)
     assert 0 < int(found.broken.sum()) < len(x)
 

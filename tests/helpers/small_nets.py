@@ -32,14 +32,15 @@ def images(n: int, shape: tuple[int, int, int], seed: int = 1) -> Tensor:
 
 
 class ShortOfMemory(nn.Module):
-    """A network on a device with room for `room` images."""
+    """A network on a device with room for `room` images, after a number of calls without a limit."""
 
-    def __init__(self, network: nn.Module, room: int) -> None:
+    def __init__(self, network: nn.Module, room: int, *, after: int = 0) -> None:
         super().__init__()
-        self.network, self.room, self.refused = network, room, 0
+        self.network, self.room, self.calls_left, self.refused = network, room, after, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
+        self.calls_left -= 1
+        if self.calls_left < 0 and len(x) > self.room:
             self.refused += 1
             raise torch.OutOfMemoryError(f"no room for {len(x)} images")
         logits: Tensor = self.network(x)
