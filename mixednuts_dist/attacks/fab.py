@@ -1,22 +1,18 @@
-"""FAB-T (Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack").
+"""FAB (Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack").
 
 FAB looks for the nearest image of another class. At an iterate x_i it replaces the classifier by its linearization, so
-that the border between the label y and the target k becomes the hyperplane
+that the border between the label y and another class k becomes the hyperplane
 
-    { z : f(x_i) + <w, z - x_i> = 0 },    f = logit_k - logit_y,    w = gradient of f at x_i,
+    { z : f_k(x_i) + <w_k, z - x_i> = 0 },    f_k = logit_k - logit_y,    w_k = gradient of f_k at x_i,
 
 projects both the iterate and the clean image x onto that plane within the box [0, 1], and steps (with overshoot) to a
-mean of the two. Whenever it has crossed into another class it goes a tenth of the way back to x.
+mean of the two. Whenever it has crossed into another class it goes a tenth of the way back to x. FAB-T goes towards one
+target; untargeted FAB chooses at each iterate the k with the smallest distance |f_k(x_i)| / ||w_k||, in the dual norm.
 
-One iterate takes a forward pass that shows whether it has crossed, and a pass forward and backward that linearizes: at
-the iterate itself or, if it had crossed, at the point pulled back. These two kinds of pass alternate. An iterate that
-has not crossed could be linearized by its first pass, but on robust networks 70% to 80% of the iterates cross, and a
-backward pass that is thrown away costs more than the forward passes saved.
-
-Shapes: S slots, images of C x H x W, K classes; B rows of D = C H W pixels.
+Shapes: S slots, images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,17 +25,17 @@ from ..norms.ball import ball_of, per_image
 from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .losses import anyone, at
-from .stepper import Counts, Images, Run, SlotState, StartBatch, Stepper, StepResult
+from .hyperplane import project_on_plane
+from .losses import at
+from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearized border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
 PULL_BACK = 0.9  # beta: what is left of the way from the clean image after crossing the border
+START = 0.5  # share of the radius at which restarts begin
 
-_SHORTEST = 1e-8  # guards the ratio of two step lengths, as published
-# Steps of the projection. On CIFAR-10, 2 to 4 are usually enough. A CPU stops as soon as no root moves; an accelerator
-# would have to wait for that answer.
-_NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
+DUAL_ORDER = {"Linf": 1, "L2": 2, "L1": torch.inf}  # by norm: the order of the dual norm, which measures gradients
+_SHORTEST, _TINY = 1e-8, 1e-12  # guards divisions by the length of a step and of a gradient, as published
 _ROWS_ON_CPU = 32  # the arrays of this many images stay in the cache
 
 
@@ -54,7 +50,12 @@ class FabState(SlotState):
 
 @dataclass(frozen=True)
 class FabSteps(Stepper[FabState]):
-    """A pass with a gradient linearizes the classifier; the one after it checks whether the iterate has crossed."""
+    """A pass with a gradient linearizes the classifier; the one after it checks whether the iterate has crossed.
+
+    If it has, the next pass linearizes at the point pulled back. An iterate that has not crossed could be linearized by
+    its first pass, but on robust networks 70% to 80% of the iterates cross, and a backward pass that is thrown away
+    costs more than the forward passes saved.
+    """
 
     n_iter: int = 100
     gradient_every: ClassVar[int] = 2
@@ -90,28 +91,74 @@ class FabSteps(Stepper[FabState]):
         return state.left <= 0
 
 
-@ATTACKS(
-    "fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"),
-    norms=("Linf", "L2", "L1"), order=3,
-)  # fmt: skip
-class Fab(Attack):
-    """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
+@dataclass
+class UntargetedFabState(SlotState):
+    """Untargeted FAB's state of each slot."""
 
-    name = "fab-t"
+    x: Images  # clean image
+    x_now: Images  # the iterate, or the point pulled back from it
+    grad: Images  # gradient of the nearest class so far
+    value: Numbers  # its f_k
+    distance: Numbers
+    number: Counts  # next other class, 0 .. K - 2
+    checking: Flags  # the point is an iterate that no pass has seen
+    left: Counts  # iterates to check
 
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        """Two forward and one backward for each iterate."""
-        n_iterates = budget.n_iter * budget.n_targets(n_classes)
-        return 2 * n_iterates, n_iterates
 
-    def runs(self) -> Sequence[Run]:
-        """Return one run per target; iterates are so close to the decision boundary that bfloat16 is too coarse."""
-        setting, budget = self.setting, self.setting.budget
-        stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
-        targets = range(1, budget.n_targets(setting.n_classes) + 1)
-        runs = [Run(self.name, f"{self.name}/{{rank}}", stepper, target, group=self.name) for target in targets]
-        return with_float32_repeats(runs, setting)
+@dataclass(frozen=True)
+class UntargetedFabSteps(Stepper[UntargetedFabState]):
+    """Each pass linearizes at the slot's point with respect to one other class.
+
+    The first of the K - 1 passes also shows whether the iterate has crossed the border: then the image is pulled back
+    and begins again there. So an iterate takes K - 1 passes, or K if it crosses, and every pass has a gradient.
+    """
+
+    n_iter: int = 100
+    stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
+
+    def init(self, like_SCHW: Tensor) -> UntargetedFabState:
+        return UntargetedFabState.of(like_SCHW)
+
+    def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
+        """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
+        start = batch.random_start(type(self.ball)(START * self.ball.eps), self.seed)
+        copy_rows(start, batch.x, sent([not run.restart for run in batch.runs], slots).bool())
+        state.x[slots], state.x_now[slots] = batch.x, start
+        state.number[slots], state.checking[slots] = 0, False
+        state.distance[slots], state.left[slots] = torch.inf, self.n_iter
+
+    def ask(self, state: UntargetedFabState) -> Tensor:
+        return state.x_now
+
+    def loss(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """Return f_k of the next class, (S,), from the surrogate of a mixed classifier."""
+        return difference(outputs.logits, labels, _other_class(state.number, labels))
+
+    def tell(self, state: UntargetedFabState, x: Tensor, result: StepResult) -> Tensor:
+        """Keep the nearest class, step after the last class, and pull back iterates that have crossed."""
+        crossed = state.checking & result.wrong
+        state.left -= state.checking.long()
+        state.checking = torch.zeros_like(crossed)
+        # As in FAB-T, a mixed classifier's value is its own and its gradient the surrogate's.
+        value = difference(result.logits, result.labels, _other_class(state.number, result.labels)).to(state.value)
+        distance = value.abs() / (_TINY + result.grad.flatten(1).norm(DUAL_ORDER[self.threat.norm], dim=1))
+        nearer = (distance < state.distance) & ~crossed
+        copy_rows(state.grad, result.grad, nearer)
+        state.value = torch.where(nearer, value, state.value)
+        state.distance = torch.where(nearer, distance, state.distance)
+        state.number += (~crossed).long()
+        complete = state.number >= result.logits.shape[1] - 1
+        # On a CPU only rows that step; an accelerator would have to wait for their numbers.
+        rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
+        if len(rows):
+            clean, x_now, value_S, grad = (each[rows] for each in (state.x, x, state.value, state.grad))
+            stepped = next_iterate(clean, x_now, value_S, grad, self.threat)
+            state.x_now[rows] = torch.where(per_image(complete[rows], stepped), stepped, x_now)
+        copy_rows(state.x_now, torch.lerp(state.x, x, PULL_BACK), crossed)
+        state.number = torch.where(complete, 0, state.number)
+        state.distance = torch.where(complete, torch.inf, state.distance)
+        state.checking = complete
+        return state.left <= 0
 
 
 def difference(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:
@@ -142,84 +189,54 @@ def _next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, th
     return torch.lerp(near_now, near_clean, bias).clamp_(0.0, 1.0)
 
 
-def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) -> Tensor:
-    """The smallest d, in the norm, with <w, t + d> = b and t + d in [0, 1], given `offset` = <w, t> - b; (B, D).
-
-    Where the plane misses the box: the corner that comes nearest to it.
-
-    Let offset >= 0 (else swap the signs of w and b). Then <w, d> has to fall to -offset, and only moves against w help:
-    pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its way to the box's side. `MOVES` has the smallest m of
-    each norm.
-    """
-    # Masks are factors of 0 and 1: on a CPU choosing by them takes several times as long.
-    # The way that pixels move; 0 where w is 0.
-    sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
-    room_BD = (sign_BD * 0.5).add_(0.5).sub_(t_BD).mul_(sign_BD)  # 1 - t or t
-    weight_BD = w_BD.abs()
-    return sign_BD.mul_(MOVES[norm](weight_BD, room_BD, offset_B.abs()[:, None]))
+def _other_class(number_S: Tensor, labels_S: Tensor) -> Tensor:
+    """The classes but the label, counted from 0."""
+    return number_S + (number_S >= labels_S).long()
 
 
-def moves_in_linf(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose largest entry is smallest.
+@ATTACKS(
+    "fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"),
+    norms=("Linf", "L2", "L1"), order=3,
+)  # fmt: skip
+class Fab(Attack):
+    """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
 
-    All that may move by lam in this norm does: m_j = min(lam, room_j), where lam solves
+    name = "fab-t"
 
-        g(lam) = sum_j weight_j min(lam, room_j) = offset.
-    """
-    return torch.minimum(_root(weight_BD * (room_BD > 0), room_BD, offset_B1), room_BD)
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        """Two forward and one backward for each iterate."""
+        n_iterates = budget.n_iter * budget.n_targets(n_classes)
+        return 2 * n_iterates, n_iterates
 
-
-def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum of squares is smallest.
-
-    The Lagrangian |m|^2 / 2 - lam (<weight, m> - offset) is stationary at m = lam weight, cut at its box:
-    m_j = min(lam weight_j, room_j), and pixel j arrives at lam = room_j / weight_j. So lam solves
-
-        g(lam) = sum_j weight_j^2 min(lam, room_j / weight_j) = offset.
-    """
-    arrives_BD = room_BD / weight_BD.clamp(min=1e-30)
-    lam_B1 = _root(weight_BD.square() * (arrives_BD > 0), arrives_BD, offset_B1)
-    return torch.minimum(weight_BD * lam_B1, room_BD)
-
-
-def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum is smallest.
-
-    A linear program with one constraint: pixels move one after the other, those of the largest weight first, each to
-    the box's side before the next one moves, until the offset is reached.
-    """
-    falling_BD, order_BD = weight_BD.sort(dim=1, descending=True)
-    room_in_order_BD = room_BD.gather(1, order_BD)
-    gained_BD = (falling_BD * room_in_order_BD).cumsum(dim=1)
-    before_BD = torch.cat([torch.zeros_like(offset_B1), gained_BD[:, :-1]], dim=1)
-    moves_BD = ((offset_B1 - before_BD) / falling_BD.clamp(min=1e-30)).clamp(min=0)
-    return torch.zeros_like(room_BD).scatter(1, order_BD, torch.minimum(moves_BD, room_in_order_BD))
+    def runs(self) -> Sequence[Run]:
+        """Return one run per target; iterates are so close to the decision boundary that bfloat16 is too coarse."""
+        setting, budget = self.setting, self.setting.budget
+        stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
+        targets = range(1, budget.n_targets(setting.n_classes) + 1)
+        runs = [Run(self.name, f"{self.name}/{{rank}}", stepper, target, group=self.name) for target in targets]
+        return with_float32_repeats(runs, setting)
 
 
-# By norm: from |w|, the way to the box's side and the offset to how far each pixel moves.
-MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "Linf": moves_in_linf, "L2": moves_in_l2, "L1": moves_in_l1,
-}  # fmt: skip
+@ATTACKS(
+    "fab", describes="FAB towards the nearest class", options=("n_iter", "n_restarts"),
+    norms=("Linf", "L2", "L1"), order=9,
+)  # fmt: skip
+class UntargetedFab(Attack):
+    """FAB from the clean image, and for each further restart from a random point in half of the ball."""
 
+    name = "fab"
 
-def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
-    """Return the lam, (B, 1), with g(lam) = sum_j gain_j min(lam, limit_j) = target, or the largest number.
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        """Return the passes of an image that crosses the boundary with each iterate."""
+        steps = budget.n_iter * n_classes * budget.n_restarts
+        return steps, steps
 
-    g is concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
-    above g, and is exact on the right linear segment; unlike the published bisection it sorts nothing.
-    Pixels that have arrived count with gain_j limit_j, the slope is the gain of the others, the free ones:
-    lam = (target - sum of arrived gain limit) / (sum of free gain).
-    """
-    missed = torch.finfo(limit_BD.dtype).max  # and not infinity, which times a weight of 0 is not a number
-    every_B1 = gain_BD.sum(dim=1, keepdim=True)
-    lam_B1 = torch.where(every_B1 > 0, target_B1 / every_B1, 0)  # all are free
-    filled_BD, scratch_BD = gain_BD * limit_BD, torch.empty_like(gain_BD)
-    for _ in range(_NEWTON_STEPS if gain_BD.device.type == "cpu" else _STEPS_WITHOUT_ASKING):
-        free_B1 = torch.ge(limit_BD, lam_B1, out=scratch_BD).mul_(gain_BD).sum(dim=1, keepdim=True)
-        arrived_B1 = torch.lt(limit_BD, lam_B1, out=scratch_BD).mul_(filled_BD).sum(dim=1, keepdim=True)
-        further_B1 = torch.where(free_B1 > 0, (target_B1 - arrived_B1) / free_B1, missed)
-        moved_B1 = further_B1 > lam_B1
-        lam_B1 = torch.where(moved_B1, further_B1, lam_B1)
-        if not anyone(moved_B1):
-            break
-    return lam_B1
+    def runs(self) -> Sequence[Run]:
+        """Return one run per restart."""
+        setting = self.setting
+        stepper = UntargetedFabSteps(setting.threat, setting.seed, n_iter=setting.budget.n_iter)
+        restarts = range(setting.budget.n_restarts)
+        runs = [Run(self.name, self.name, stepper, restart=restart, group=self.name) for restart in restarts]
+        return with_float32_repeats(runs, setting)

@@ -1,6 +1,7 @@
 """The switches for TF32: set for a block and put back, whichever of torch's two interfaces the user has used."""
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 import pytest
 import torch
@@ -8,20 +9,11 @@ import torch
 from mixednuts_dist.acceleration.tf32 import tf32_allowed
 
 NEWER = hasattr(torch.backends, "fp32_precision")
-READS: dict[str, Callable[[], object]] = {
-    "matmul": torch.get_float32_matmul_precision,
-    "cudnn": lambda: torch.backends.cudnn.allow_tf32,
-    "deterministic": lambda: torch.backends.cudnn.deterministic,
-    "benchmark": lambda: torch.backends.cudnn.benchmark,
-}
-if NEWER:
-    READS |= {
-        "cuda.matmul": lambda: torch.backends.cuda.matmul.fp32_precision,
-        "cudnn.conv": lambda: torch.backends.cudnn.conv.fp32_precision,
-        "cudnn.rnn": lambda: torch.backends.cudnn.rnn.fp32_precision,
-        "mkldnn.matmul": lambda: torch.backends.mkldnn.matmul.fp32_precision,
-        "mkldnn.conv": lambda: torch.backends.mkldnn.conv.fp32_precision,
-    }
+ON_CUDA, ON_CPU = ("cuda.matmul", "cudnn.conv", "cudnn.rnn"), ("mkldnn.matmul", "mkldnn.conv")
+PATHS = ["cudnn.allow_tf32", "cudnn.deterministic", "cudnn.benchmark"]
+PATHS += [f"{product}.fp32_precision" for product in (*ON_CUDA, *ON_CPU) if NEWER]
+READS: dict[str, Callable[[], object]] = {"matmul": torch.get_float32_matmul_precision}
+READS |= {path: lambda path=path: attrgetter(path)(torch.backends) for path in PATHS}
 
 
 def switches() -> dict[str, object]:
@@ -71,11 +63,11 @@ def test_every_switch_is_set_inside_and_as_before_after_it(prepare: Callable[[],
     with tf32_allowed(allowed):
         inside = switches()
     assert switches() == before
-    expected = {"matmul": "high" if allowed else "highest", "cudnn": allowed, "deterministic": True, "benchmark": False}
+    expected = {"matmul": "high" if allowed else "highest", "cudnn.allow_tf32": allowed}
+    expected |= {"cudnn.deterministic": True, "cudnn.benchmark": False}
     if NEWER:
-        on_cuda = "tf32" if allowed else "ieee"
-        expected |= {"cuda.matmul": on_cuda, "cudnn.conv": on_cuda, "cudnn.rnn": on_cuda}
-        expected |= {"mkldnn.matmul": "ieee", "mkldnn.conv": "ieee"}
+        expected |= {f"{product}.fp32_precision": "tf32" if allowed else "ieee" for product in ON_CUDA}
+        expected |= {f"{product}.fp32_precision": "ieee" for product in ON_CPU}
     assert inside == expected
     with tf32_allowed(not allowed):
         torch.nn.functional.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3)) @ torch.rand(6, 5)
