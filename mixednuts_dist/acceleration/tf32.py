@@ -1,7 +1,7 @@
 """Set torch's switches for the rounding of float32 products for a block of passes."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any
@@ -22,7 +22,10 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
 
     On a CPU float32 products are exact in the block, whatever `torch.set_float32_matmul_precision` is outside of it.
     """
-    before = [(write, value) for read, write, _, _ in _switches() if (value := _readable(read)) is not None]
+    before: list[tuple[Callable[[Any], None], Any]] = []
+    for read, write, _, _ in _switches():
+        with suppress(RuntimeError):  # torch cannot read an older switch that contradicts a newer one
+            before.append((write, read()))
     for _, write, strict, tf32 in _switches():
         write(tf32 if allowed else strict)
     try:
@@ -30,13 +33,6 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
     finally:
         for write, value in before:
             write(value)
-
-
-def _readable(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except RuntimeError:  # an older switch contradicts a newer one
-        return None
 
 
 @cache

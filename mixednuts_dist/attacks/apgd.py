@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS, LOSSES
-from ..norms.ball import MOMENTUM, Ball, ball_of, per_image
+from ..norms.ball import MOMENTUM, ball_of, per_image
 from ..norms.l1 import project_on_l1, sparse_signs
 from .attack import Attack, Setting
 from .budget import AttackBudget
@@ -31,6 +31,7 @@ from .stepper import (
     ImageSummary,
     Numbers,
     Run,
+    Shared,
     SlotState,
     StartBatch,
     Stepper,
@@ -41,9 +42,8 @@ from .stepper import (
 
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
-# In L1: the share of the iterations in the ball of 3 radii, and of those in the ball of 2. The last ball has the rest.
-FIRST_SHARE = 0.3
-_RADII = (1, 1, 2, 3)  # by `ApgdState.stage`
+# In L1
+FIRST_SHARE = 0.3  # share of all iterations in the ball of 3 radii, and in the ball of 2; the last ball has the rest
 _SHRINK = 1.5  # divides the number of pixels that the best point moved, and the step size
 _SPARSER = 0.95  # share of moved pixels below which a run returns to its best point, with the longest step
 _SHORTEST = 10.0  # a step is no shorter than a radius divided by this
@@ -71,11 +71,13 @@ class ApgdState(SlotState):
     step_size: Numbers
     n_increases: Counts  # steps since the last review in which the loss rose
     iteration: Counts  # number of the next evaluation
+    stage: Counts  # index into `lengths` and `radii`
     loss: Counts  # index into `losses`
-    # In L1
-    stage: Counts  # 3, 2, 1: in the first, second and last ball; 0: in the last ball with all iterations
-    share: Numbers  # share of the pixels that a step moves
-    n_moved: Counts  # pixels in which the best point differed from the image at the last review
+    share: Numbers  # in L1, share of the pixels that a step moves
+    n_moved: Counts  # in L1, pixels in which the best point differed from the image at the last review
+    lengths: Shared  # iterations by stage
+    radii: Shared  # radius of the ball by stage
+    reviews: Shared  # `reviews(n_iter)`
     losses: list[str]  # those that any slot has had
 
 
@@ -87,15 +89,24 @@ class Apgd(Stepper[ApgdState]):
     first_step: float = 2.0  # in radii
 
     @property
-    def start_ball(self) -> Ball:
-        """Where random starts are drawn."""
-        return self.ball
+    def stages(self) -> list[tuple[int, float]]:
+        """(iterations, radius of the ball): runs from random points begin in the last one, others in the first one."""
+        return [(self.n_iter, self.ball.eps)]
 
     def init(self, like_SCHW: Tensor) -> ApgdState:
-        return ApgdState.of(like_SCHW, losses=[])
+        (lengths, radii), device = zip(*self.stages, strict=True), like_SCHW.device
+        return ApgdState.of(
+            like_SCHW,
+            lengths=torch.tensor(lengths, device=device),
+            radii=torch.tensor(radii, dtype=like_SCHW.dtype, device=device),
+            reviews=torch.tensor(reviews(self.n_iter), device=device),
+            losses=[],
+        )
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
-        state.x[slots], state.x_adv[slots] = batch.x, batch.start(self.start_ball, self.seed)
+        largest = type(self.ball)(self.stages[-1][1])
+        state.x[slots], state.x_adv[slots] = batch.x, batch.start(largest, self.seed)
+        state.stage[slots] = sent([0 if run.from_best else len(self.stages) - 1 for run in batch.runs], slots)
         state.iteration[slots], state.n_increases[slots], state.reduced[slots] = 0, 0, True
         state.step_size[slots] = self.first_step * self.ball.eps
         names = [run.loss for run in batch.runs]
@@ -134,19 +145,15 @@ class Apgd(Stepper[ApgdState]):
         self._review(state)
         state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
         state.iteration += 1
-        return state.iteration > self._last(state)
+        return state.iteration > state.lengths[state.stage]
 
     def _direction(self, grad: Tensor) -> Tensor:
         """Return what `ask` needs of a gradient, in new memory."""
         return self.ball.steepest(grad)
 
-    def _last(self, state: ApgdState) -> Tensor | int:  # noqa: ARG002
-        """Return the last iteration of each slot."""
-        return self.n_iter
-
     def _review(self, state: ApgdState) -> None:
         """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point."""
-        n_steps = sent(reviews(self.n_iter), state.iteration)[state.iteration.clamp(max=self.n_iter)]
+        n_steps = state.reviews[state.iteration.clamp(max=self.n_iter)]
         due = n_steps > 0
         if not anyone(due):
             return
@@ -190,13 +197,12 @@ class SparseApgd(Apgd):
     stays_inside: ClassVar[bool] = False
 
     @property
-    def start_ball(self) -> Ball:
-        return type(self.ball)(_RADII[-1] * self.ball.eps)
+    def stages(self) -> list[tuple[int, float]]:
+        first, eps = math.ceil(FIRST_SHARE * self.n_iter), self.ball.eps
+        return [(self.n_iter, eps), (self.n_iter - 2 * first, eps), (first, 2 * eps), (first, 3 * eps)]
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
-        """Begin a random start in the largest ball, and a best point in the ball itself."""
         super().start(state, slots, batch)
-        state.stage[slots] = sent([0 if run.from_best else 3 for run in batch.runs], slots)
         self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
 
     def _step(self, state: ApgdState) -> Tensor:
@@ -218,16 +224,11 @@ class SparseApgd(Apgd):
         """Return the gradient itself, because a step decides how many pixels it moves."""
         return grad.clone()
 
-    def _last(self, state: ApgdState) -> Tensor:
-        first = math.ceil(FIRST_SHARE * self.n_iter)
-        lengths = (self.n_iter, self.n_iter - 2 * first, first, first)
-        return sent(lengths, state.stage)[state.stage]
-
     def _review(self, state: ApgdState) -> None:
         """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""
-        check_every = (0.04 * self._last(state)).long().clamp(min=1)
+        check_every = (0.04 * state.lengths[state.stage]).long().clamp(min=1)
         due = (state.iteration > 0) & (state.iteration % check_every == 0)
-        n_moved, radius = _n_moved(state.x_best, state), self._radius(state)
+        n_moved, radius = _n_moved(state.x_best, state), state.radii[state.stage]
         sparser = due & (n_moved / state.n_moved < _SPARSER)
         shorter = torch.maximum(state.step_size / _SHRINK, radius / _SHORTEST)
         _set_step(state, due, n_moved, torch.where(sparser, radius, shorter))
@@ -236,15 +237,11 @@ class SparseApgd(Apgd):
 
     def _enter(self, state: ApgdState, chosen: Tensor) -> None:
         """Set the step of slots that enter a ball."""
-        _set_step(state, chosen, _n_moved(state.x_adv, state), self._radius(state))
-
-    def _radius(self, state: ApgdState) -> Tensor:
-        """Return the radius of each slot's ball, (S,)."""
-        return sent([radii * self.ball.eps for radii in _RADII], state.step_size)[state.stage]
+        _set_step(state, chosen, _n_moved(state.x_adv, state), state.radii[state.stage])
 
     def _project(self, state: ApgdState, x_adv: Tensor) -> Tensor:
         """Project each slot on its own ball."""
-        return project_on_l1(x_adv, state.x, self._radius(state)[:, None])
+        return project_on_l1(x_adv, state.x, state.radii[state.stage][:, None])
 
 
 def _n_moved(x_adv: Tensor, state: ApgdState) -> Tensor:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration import precision as precision_module
 from mixednuts_dist.acceleration.gradient_copy import agrees, folded
 from mixednuts_dist.acceleration.precision import FastCopies
-from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
-from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
@@ -106,16 +105,9 @@ def test_fast_gradients_are_as_strong_as_exact_ones(precision) -> None:
         assert torch.allclose(fast.margin, exact.margin, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["transfer", "bypass"])
-def test_only_the_networks_of_a_mixture_are_copied(mode: str) -> None:
-    rob = Normalized()
-    mixed = MixedClassifier(
-        small_net(10, SHAPE, seed=1, sharpness=8), rob, LogitTransform(2.0, 2.0, -0.5), 0.6, surrogate_alpha=0.8
-    )
-    x = images(16, SHAPE)
-    with torch.no_grad():
-        y = mixed(x).argmax(dim=1)
-    copies = FastCopies("bf16")
+def test_only_the_networks_of_a_mixture_are_copied() -> None:
+    rob, x, copies = Normalized(), images(16, SHAPE), FastCopies("bf16")
+    mixed = MixedClassifier(small_net(10, SHAPE, seed=1, sharpness=8), rob, LogitTransform(2.0, 2.0, -0.5), 0.6)
     copied = copies.of_model(mixed, x)
     assert copied.fast.transform is mixed.transform
     assert mixed.rob is rob
@@ -123,13 +115,6 @@ def test_only_the_networks_of_a_mixture_are_copied(mode: str) -> None:
         logits = copied.fast(x)
         assert logits.dtype == torch.float32
         assert float((logits.exp() - mixed(x).exp()).abs().mean()) < 0.05
-    found = autoattack(
-        mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, precision=copies,
-        budget=AttackBudget(n_iter=15, n_target_classes=2),
-    )  # fmt: skip
-    with torch.no_grad():
-        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
-    assert 0 < int(found.robust.sum()) < len(x)
     assert copies.of_network(rob, x).fast is copied.fast.rob, "a network is copied once"
 
 

@@ -9,10 +9,9 @@ import torch
 from pyautoattack.square import SquareAttack
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.square import (
     COIN,
     COLUMN,
