@@ -116,7 +116,7 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
 def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
     """Compute one pass without the answers that a black box has kept."""
     if isinstance(model, BlackBoxClassifier):
-        model.forget()
+        model.kept.clear()
     return model(images_BCHW)
 
 

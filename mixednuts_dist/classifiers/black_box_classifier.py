@@ -44,24 +44,25 @@ _FIRST_PATIENCE, _PATIENCE = 10.0, 120.0  # how long to try again: before a serv
 _BUSY_STATUS, _FAILED_STATUS = (429, 502, 503, 504), 500
 _MOST_FAILURES = 3  # responses of 500: the service runs and fails on this batch
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0  # seconds between tries
-
 _HEADERS = {"Content-Type": "application/x-npy", "Accept": "application/x-npy, application/json"}
 
-Answer = Callable[[np.ndarray[Any, Any]], Any]
+Array = np.ndarray[Any, Any]
 
 
 class BlackBoxClassifier(nn.Module):
     """A classifier without gradients. It receives batches and keeps its latest answers per image.
+
+    A run asks for most images several times, since it verifies each network alone and mixed.
 
     Args:
         ask: images (B, C, H, W), float32 in [0, 1] -> logits (B, K), or classes (B,).
         n_classes: needed if `ask` returns classes.
     """
 
-    def __init__(self, ask: Answer, n_classes: int | None = None) -> None:
+    def __init__(self, ask: Callable[[Array], Any], n_classes: int | None = None) -> None:
         super().__init__()
         self.ask, self.n_classes = ask, n_classes
-        self._known: OrderedDict[bytes, np.ndarray[Any, Any]] = OrderedDict()
+        self.kept: OrderedDict[bytes, Array] = OrderedDict()  # hash of an image -> its row of logits
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Return logits (B, K), float32, without a gradient. A returned class has the logit CERTAIN_LOGIT.
@@ -71,46 +72,36 @@ class BlackBoxClassifier(nn.Module):
         """
         images = images_BCHW.detach().cpu().float().contiguous().numpy()
         keys = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
-        new = [i for i, key in enumerate(keys) if key not in self._known]
+        new = [i for i, key in enumerate(keys) if key not in self.kept]
         for start in range(0, len(new), BATCH_SIZE):
             part = new[start : start + BATCH_SIZE]
-            for i, row in zip(part, self._asked(images[part]), strict=True):
-                self._known[keys[i]] = row
-        rows = [self._known[key] for key in keys]
+            self.kept.update(zip((keys[i] for i in part), self._logits(images[part]), strict=True))
+        rows = [self.kept[key] for key in keys]
         if len({row.shape for row in rows}) > 1:
             raise BaseClassifierError(
                 f"the black box answered with {sorted({len(row) for row in rows})} classes at different times"
             )
-        logits_BK = np.stack(rows)
-        while len(self._known) * (logits_BK[0].nbytes + _KEPT_OVERHEAD) > _CACHED_BYTES:
-            self._known.popitem(last=False)
-        return torch.from_numpy(logits_BK).to(images_BCHW.device)
+        while len(self.kept) * (rows[0].nbytes + _KEPT_OVERHEAD) > _CACHED_BYTES:
+            self.kept.popitem(last=False)
+        return torch.from_numpy(np.stack(rows)).to(images_BCHW.device)
 
-    def forget(self) -> None:
-        """Delete the answers that are kept."""
-        self._known.clear()
-
-    def _asked(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _logits(self, images: Array) -> Array:
         answer = self.ask(images)
         rows = np.asarray(answer.detach().cpu() if isinstance(answer, Tensor) else answer)
-        if rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) and len(rows) == len(images):
-            return self._certain(rows)
+        if rows.shape == (len(images),) and np.issubdtype(rows.dtype, np.integer):
+            if self.n_classes is None:
+                raise BaseClassifierError("the black box returns classes. Add their number to the URI: #classes=K")
+            if rows.min() < 0 or rows.max() >= self.n_classes:
+                raise BaseClassifierError(
+                    f"the black box answered classes {rows.min()} to {rows.max()} of {self.n_classes}"
+                )
+            return np.asarray(np.eye(self.n_classes, dtype=np.float32)[rows] * CERTAIN_LOGIT)
         if rows.ndim != 2 or len(rows) != len(images) or rows.dtype.kind not in "fiu":
             raise BaseClassifierError(
                 f"the black box answered {rows.dtype} of shape {rows.shape} for {len(images)} images; it must be "
                 "logits (images, classes) or integer classes (images,)"
             )
         return rows.astype(np.float32)
-
-    def _certain(self, classes_B: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if self.n_classes is None:
-            raise BaseClassifierError("the black box returns classes. Add their number to the URI: #classes=K")
-        if classes_B.min() < 0 or classes_B.max() >= self.n_classes:
-            raise BaseClassifierError(
-                f"the black box answered classes {classes_B.min()} to {classes_B.max()} of {self.n_classes}"
-            )
-        one_hot_BK: np.ndarray[Any, Any] = np.eye(self.n_classes, dtype=np.float32)[classes_B] * CERTAIN_LOGIT
-        return one_hot_BK
 
 
 @CLASSIFIERS("callable", describes="your function, which returns logits or classes", order=9,
@@ -129,7 +120,7 @@ def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
 def load_service(uri: ClassifierSource) -> BlackBoxClassifier:
     """Return the service at the URI, which receives the query of the URI."""
     n_classes = _n_classes(uri)
-    return BlackBoxClassifier(HttpService(uri.text.partition("#")[0], n_classes), n_classes)
+    return BlackBoxClassifier(HttpService(uri.partition("#")[0], n_classes), n_classes)
 
 
 def _n_classes(uri: ClassifierSource) -> int | None:
@@ -155,7 +146,7 @@ class HttpService:
         self.url, self.n_classes, self._answered = url, n_classes, False
         self._session = requests.Session()
 
-    def __call__(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, images: Array) -> Array:
         """Return the logits or classes of the service for a batch.
 
         Raises:
@@ -217,7 +208,7 @@ class HttpService:
             yield block
 
 
-def decode_answer(content: bytes) -> np.ndarray[Any, Any]:
+def decode_answer(content: bytes) -> Array:
     """Read logits or classes from .npy or JSON.
 
     Raises:
@@ -225,7 +216,7 @@ def decode_answer(content: bytes) -> np.ndarray[Any, Any]:
     """
     if content.startswith(b"\x93NUMPY"):
         try:
-            array: np.ndarray[Any, Any] = np.load(io.BytesIO(content), allow_pickle=False)
+            array: Array = np.load(io.BytesIO(content), allow_pickle=False)
         except (SyntaxError, tokenize.TokenError) as error:  # numpy parses a header as Python's literals
             raise ValueError(f"its header is damaged: {error}") from error
         return array

@@ -5,15 +5,13 @@ import difflib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError
+from .base_classifiers import Normalized
 from .checkpoints import import_quietly, load_weights, quietly, tensors_only
-
-if TYPE_CHECKING:
-    from .base_classifiers import Normalized
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which timm asks for them
@@ -65,14 +63,12 @@ def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
 @CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
              target="repository", options={"num_classes": ("number", "of the last layer")},
              missing="missing_from_timm")  # fmt: skip
-def load_timm(uri: ClassifierSource) -> "Normalized":
+def load_timm(uri: ClassifierSource) -> Normalized:
     """Build a timm model, by name or from the hub, with its pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
     Raises:
         BaseClassifierError: for an unknown name (close ones are listed), or weights that are not available.
     """
-    from .base_classifiers import Normalized
-
     timm, weights = import_quietly("timm"), uri.option("weights")
     architecture = uri.target.partition(".")[0]
     if uri.scheme != "hf" and not timm.is_model(architecture):
@@ -99,14 +95,12 @@ def missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
              options={"weights": ("text", "their name, DEFAULT, or none"), "checkpoint": ("file", "of weights"),
                       "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
              random_weights=True, missing="missing_from_torchvision")  # fmt: skip
-def load_torchvision(uri: ClassifierSource) -> "Normalized":
+def load_torchvision(uri: ClassifierSource) -> Normalized:
     """Build a torchvision classifier with `weights=NAME` (by default DEFAULT), `checkpoint=FILE`, or `weights=none`.
 
     Raises:
         BaseClassifierError: for an unknown model or weights name (the valid ones are listed), or a failed download.
     """
-    from .base_classifiers import Normalized
-
     weights = _torchvision_weights(uri)
     with downloads(uri):
         net = import_quietly("torchvision.models").get_model(uri.target, weights=weights, **_n_classes(uri))
@@ -135,7 +129,7 @@ def _torchvision_weights(uri: ClassifierSource) -> Any:
     return choices[name]
 
 
-def _with_checkpoint(model: "Normalized", uri: ClassifierSource) -> "Normalized":
+def _with_checkpoint(model: Normalized, uri: ClassifierSource) -> Normalized:
     path = uri.option("checkpoint")
     if path is not None:
         load_weights(model.net, Path(path))

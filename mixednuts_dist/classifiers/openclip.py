@@ -9,16 +9,17 @@ once, when the classifier is built, and is not kept. Shapes: B images of C x H x
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError, InvalidInputError, MissingExtra
+from .base_classifiers import Normalized
 from .checkpoints import import_quietly
 from .model_libraries import downloads, missing_checkpoint, missing_hub_files
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TEMPLATE = "a photo of a {}."
 _HUB = "hf-hub:"
@@ -57,17 +58,13 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
                       "pretrained": ("text", "a tag of open_clip, a file of weights, or none: random ones"),
                       "weights": ("none", "the same as pretrained=none"), "seed": ("number", "of random weights")},
              random_weights=True, missing="missing_weights")  # fmt: skip
-def load_openclip(uri: ClassifierSource) -> "nn.Module":
+def load_openclip(uri: ClassifierSource) -> Normalized:
     """Build the zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
 
     Raises:
         BaseClassifierError: if open_clip is not installed or has no such model or weights, the weights are not
             available, the model does not have one vector per image, or the classes or templates cannot be used.
     """
-    import torch
-
-    from .base_classifiers import Normalized
-
     library, is_random, on_hub = _library(), _is_random(uri), uri.target.startswith(_HUB)
     names, templates = _class_names(uri), _templates(uri)
     if not on_hub and uri.target not in library.list_models():
@@ -88,40 +85,36 @@ def load_openclip(uri: ClassifierSource) -> "nn.Module":
     at_once = max(_PROMPTS_AT_ONCE // len(templates), 1)
     prompts = [(lambda name, text=text: text.replace("{}", name)) for text in templates]
     heads_DK = library.build_zero_shot_classifier(model, tokenizer, names, prompts, num_classes_per_batch=at_once)
-    classifier = _zero_shot(uri.target, model.visual, heads_DK.T.contiguous(), model.logit_scale.detach().exp())
+    classifier = ZeroShot(uri.target, model.visual, heads_DK.T.contiguous(), model.logit_scale.detach().exp())
     mean, std = getattr(model.visual, "image_mean", None), getattr(model.visual, "image_std", None)
     return Normalized(classifier, mean or library.OPENAI_DATASET_MEAN, std or library.OPENAI_DATASET_STD)
 
 
-def _zero_shot(name: str, visual: Any, heads_KD: "Tensor", scale: "Tensor") -> "nn.Module":
-    """Return the module that computes the logits of normalized images."""
-    from torch import nn
+class ZeroShot(nn.Module):
+    """Computes the logits of normalized images."""
 
-    size = getattr(visual, "image_size", 224)
-    image_size = (size, size) if isinstance(size, int) else tuple(size)
+    heads: Tensor
+    scale: Tensor
 
-    class ZeroShot(nn.Module):
-        heads: "Tensor"
-        scale: "Tensor"
+    def __init__(self, name: str, visual: Any, heads_KD: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        size = getattr(visual, "image_size", 224)
+        self.name, self.image_size = name, (size, size) if isinstance(size, int) else tuple(size)
+        self.visual = visual
+        self.register_buffer("heads", heads_KD)
+        self.register_buffer("scale", scale)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.visual = visual
-            self.register_buffer("heads", heads_KD)
-            self.register_buffer("scale", scale)
-
-        def forward(self, images_BCHW: "Tensor") -> "Tensor":
-            if tuple(images_BCHW.shape[-2:]) != image_size:
-                height, width = image_size
-                raise InvalidInputError(
-                    f"openclip:{name} takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
-                    f"{images_BCHW.shape[-1]}: give the data set ?preprocess=BicubicRes{height}Crop{width}"
-                )
-            features_BD = nn.functional.normalize(self.visual(images_BCHW), dim=-1)
-            logits_BK: Tensor = self.scale * features_BD @ self.heads.T
-            return logits_BK
-
-    return ZeroShot()
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Return logits of shape (B, K). Raises InvalidInputError for images of another size than the encoder's."""
+        if tuple(images_BCHW.shape[-2:]) != self.image_size:
+            height, width = self.image_size
+            raise InvalidInputError(
+                f"openclip:{self.name} takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
+                f"{images_BCHW.shape[-1]}: give the data set ?preprocess=BicubicRes{height}Crop{width}"
+            )
+        features_BD = nn.functional.normalize(self.visual(images_BCHW), dim=-1)
+        logits_BK: Tensor = self.scale * features_BD @ self.heads.T
+        return logits_BK
 
 
 @functools.cache
@@ -159,7 +152,4 @@ def _templates(uri: ClassifierSource) -> list[str]:
 
 
 def _lines(path: str) -> list[str]:
-    try:
-        return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BaseClassifierError(f"{path} cannot be read as lines of text: {error}") from error
+    return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]

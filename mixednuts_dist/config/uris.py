@@ -15,8 +15,8 @@ A check takes milliseconds, because it loads no torch, weights or images. The de
 `target` and the kind of an option are one of the names in `_KINDS`, or the valid values separated by bars ("std|rob").
 By default, an entry accepts any target and no option. Further facts: `any_option` (the options are keyword arguments of
 a function), `gradients=False` (a black box), `random_weights` (`weights=none` builds it without files), `image_shape`
-(C, H, W), `preprocess` (the default of that option), `missing` (the
-name of a function in the same file that lists what is missing on this machine, without importing torch).
+(C, H, W), `preprocess` (the default of that option), `missing` (the name of a function in the same file that lists what
+is missing on this machine).
 """
 
 import difflib
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from pydantic import GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, core_schema
@@ -39,14 +39,14 @@ PREPROCESS = re.compile(r"(?=.)(?:(?P<cubic>Bicubic)?Res(?P<resize>[1-9]\d*))?(?
 _KINDS: dict[str, tuple[str | re.Pattern[str], str]] = {  # what a value must match, and what is wrong with another one
     "any": ("(?s).*", ""),
     "nothing": ("", "is too much"),
-    "text": ("(?s).+", ""),
+    **dict.fromkeys(("text", "file", "folder", "place"), ("(?s).+", "")),  # a place is a folder or a URI
     "number": ("[0-9]{1,18}", "is not a whole number"),
-    "file": ("(?s).+", ""),
-    "folder": ("(?s).+", ""),
-    "place": ("(?s).+", ""),  # a folder or a URI
     "factory": ("(?s).+:.+", "does not name a module and a function"),
+    "host": (
+        r"//(\[[\w:.]+\]|[^\s/:@\[\]]+)(:[0-9]{1,5})?(/.*)?",
+        "is not //HOST/PATH (a user name or password belongs into ~/.netrc, because run.yaml shows the URI)",
+    ),
     "repository": (r"[\w.-]+/[\w.-]+", "is not ORG/NAME"),
-    "host": ("(?s).+", ""),
     "preprocess": (
         PREPROCESS,
         "is not known; valid: Res256Crop224 (shorter side to 256, centre 224 x 224), Res224 (224 x 224), Crop288 "
@@ -140,11 +140,6 @@ class Source(Located):
         """Return every valid form, including those of extensions."""
         return tuple(form for entry in cls.register.entries().values() for form in _forms(entry))
 
-    @property
-    def text(self) -> str:
-        """The whole URI as plain text."""
-        return str(self)
-
     def option(self, key: str, default: str | None = None) -> str | None:
         """Return the value of `key`."""
         return dict(self.options).get(key, default)
@@ -178,8 +173,9 @@ class Source(Located):
         except MixedNutsError as error:
             raise self.error(f"{key}={self!r}: {error}") from error
         except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             where = f"; relative paths in it start at {Path.cwd()}" if isinstance(error, FileNotFoundError) else ""
-            raise self.error(f"{key}={self.text!r} cannot be opened: {type(error).__name__}: {error}{where}") from error
+            raise self.error(f"{key}={self!r} cannot be opened: {reason}{where}") from error
 
     def check(self, key: str) -> None:
         """Check the form and the files of the URI; `key` as in `open`.
@@ -192,18 +188,17 @@ class Source(Located):
         entry = self.entry
         if entry is None:
             raise self.error(self._unknown(key))
-        where, kind = f"{key}={shortened(self.text)}", entry.facts.get("target", "any")
+        where, kind = f"{key}={shortened(self)}", entry.facts.get("target", "any")
         if reason := _wrong_value(self.target, kind):
-            raise self.error(f"{where}: {self.target!r} {reason}; valid forms: {', '.join(_forms(entry))}")
-        if kind == "host":
-            self._check_address(key)
+            shown = "it" if kind == "host" else repr(self.target)  # an address may hold a password
+            raise self.error(f"{where}: {shown} {reason}; valid forms: {', '.join(_forms(entry))}")
         if not entry.facts.get("any_option"):
             self._check_options(where, entry.facts.get("options", {}))
         for lacking in self._lacking_files():
             raise self.error(f"{where}: there is no {lacking.what} {lacking.path}")
 
     def missing(self, key: str) -> list[Missing]:
-        """Return what is missing on this machine, without importing torch. Raises as `check`."""
+        """Return what is missing on this machine. Raises as `check`."""
         lacking = list(self._lacking_files())
         if not lacking:
             self.check(key)
@@ -253,22 +248,18 @@ class Source(Located):
     def _lacking_files(self) -> Iterator[Missing]:
         """Yield the files and folders that the URI names and that do not exist."""
         for kind, value in self._paths():
-            try:
-                there = not value or (Path(value).is_dir() if kind == "folder" else Path(value).is_file())
-            except (OSError, ValueError):  # a name that is too long, or holds a NUL
-                there = False
-            if kind in ("file", "folder") and not there:
+            if value and kind != "place" and not _exists(value, Path.is_dir if kind == "folder" else Path.is_file):
                 yield Missing(kind, str(Path(value).absolute()), "copy it there, or correct the path")
 
     def _unknown(self, key: str) -> str:
         """Return the message for an unknown scheme."""
         suffix, names = Path(self.target or self.scheme).suffix[1:], self.register.names()
-        unknown = f"{key}={shortened(self.text)} is not a known form"
+        unknown = f"{key}={shortened(self)} is not a known form"
         if suffix in names:  # a file name without a scheme
             return f"{unknown}; did you mean {shortened(f'{suffix}:{self}')}?"
         if suffix and f".{suffix}" in _WEIGHTS and self.register is CLASSIFIERS:
             return (
-                f"{key}={shortened(self.text)} is a file of weights, which does not name the network. Write a function "
+                f"{key}={shortened(self)} is a file of weights, which does not name the network. Write a function "
                 f"that builds it and loads them, and give {key}: py:nets.py:{key}. `mixednuts init` writes this "
                 f"nets.py to start from:\n\n{TWO_CHECKPOINTS}"
             )
@@ -281,20 +272,6 @@ class Source(Located):
                 raise self.error(f"{where}: unknown option {name!r}{listed}")
             if reason := _wrong_value(value, options[name][0]):
                 raise self.error(f"{where}: {name}={value!r} {reason}")
-
-    def _check_address(self, key: str) -> None:
-        try:
-            address = urlsplit(self.text)
-            named = address.hostname and (address.port is None or address.port >= 0)
-        except ValueError:  # an open bracket, or a port that is not a number
-            named = None
-        if not named:
-            raise self.error(f"{key}={shortened(self.text)}: no host; valid forms: {', '.join(self.fact('forms'))}")
-        if address.username or address.password:
-            raise self.error(
-                f"{key}: the URL of {address.hostname} holds a user name or password, which would be written into "
-                "run.yaml; leave it out and put it into ~/.netrc"
-            )
 
 
 class DatasetSource(Source):
@@ -357,10 +334,7 @@ def beside(*folders: str | Path) -> Find:
     def find(path: str) -> str:
         if "://" in path or Path(path).is_absolute():
             return path
-        try:
-            there = next((str(Path(folder, path)) for folder in folders if Path(folder, path).exists()), path)
-        except (OSError, ValueError):  # a name that is too long or contains a NUL
-            return path
+        there = next((str(Path(folder, path)) for folder in folders if _exists(Path(folder, path))), path)
         return path if "?" in there else there  # the options of a URI begin with "?"
 
     return find
@@ -386,6 +360,14 @@ def split_factory(target: str) -> tuple[str, str]:
     """Split "package.module:factory" into its two halves."""
     module, _, factory = target.rpartition(":")
     return module, factory
+
+
+def _exists(path: str | Path, test: Callable[[Path], bool] = Path.exists) -> bool:
+    """Return the result of the test, and False for a name that is too long or contains a NUL."""
+    try:
+        return test(Path(path))
+    except (OSError, ValueError):
+        return False
 
 
 def _wrong_value(value: str, kind: str) -> str | None:

@@ -8,9 +8,8 @@ import hashlib
 import io
 import json
 import logging
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -124,11 +123,8 @@ class ParquetImages(Dataset):
         parts = [part.sha256 for part in self._parts(0, n)]
         return hashlib.sha256(json.dumps([n, parts]).encode() + self.labels[:n].tobytes()).hexdigest()
 
-    def _parts(self, start: int, stop: int) -> Sequence[ImagePart]:
-        parts = self.manifest.parts
-        first = max(bisect_right(parts, start, key=lambda part: part.start) - 1, 0)
-        last = bisect_right(parts, stop - 1, key=lambda part: part.start)
-        return parts[first:last] if start < stop else ()
+    def _parts(self, start: int, stop: int) -> list[ImagePart]:
+        return [part for part in self.manifest.parts if part.start < stop and start < part.stop]
 
 
 @DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
@@ -148,8 +144,6 @@ def open_parquet(uri: DatasetSource) -> ParquetImages:
                 f"mixednuts prepare URI --to {address}"
             )
         manifest = Manifest.from_json(store.read(MANIFEST))
-    except StoreError as error:
-        raise DatasetError(f"parquet:{address}: {error}") from error
     except ValidationError as error:
         wrong = error.errors()[0]
         reason = f"{'.'.join(map(str, wrong['loc']))} {wrong['msg']}".strip()

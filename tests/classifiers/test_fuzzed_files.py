@@ -99,15 +99,12 @@ def use(path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WHOLE)
 def test_fixed_damages_are_told_in_one_line(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "root" / "class"
-    folder.mkdir(parents=True)
-    use_whole = folder / name
-    use_whole.write_bytes(WHOLE[name])
-    use(use_whole)
-    for seed in range(N_CASES):
-        use_whole.write_bytes(damaged(WHOLE[name], seed))
-        use(use_whole)
-    assert [path.name for path in folder.iterdir()] == [name]
+    path = tmp_path / "root" / "class" / name
+    path.parent.mkdir(parents=True)
+    for content in (WHOLE[name], *(damaged(WHOLE[name], seed) for seed in range(N_CASES))):
+        path.write_bytes(content)
+        use(path)
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.filterwarnings("ignore")

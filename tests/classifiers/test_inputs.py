@@ -1,5 +1,6 @@
 """Functions as base classifiers, and the checks that every classifier passes."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,9 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
+from mixednuts_dist.classifiers.base_classifiers import (
+    Normalized,
+    check_classifier,
+    classifier_checksum,
+    load_classifier,
+)
 from mixednuts_dist.errors import BaseClassifierError
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FACTORY = """
 import torch
 from torch import Tensor, nn
@@ -112,3 +119,32 @@ def test_code_that_ends_the_process_does_not_end_ours(tmp_path: Path, where: str
     with pytest.raises(BaseClassifierError, match="SystemExit: 0"):
         model = load_classifier(f"py:{tmp_path / 'quits.py'}:make", "rob")
         check_classifier(model, torch.rand(2, 1, 4, 4), "rob")
+
+
+class Head(nn.Module):
+    """A small classifier; `normalizes` decides whether the mean that it holds is used."""
+
+    def __init__(self, *, normalizes: bool) -> None:
+        super().__init__()
+        self.mu, self.sigma = torch.full((1, 3, 1, 1), 0.5), torch.full((1, 3, 1, 1), 0.25)
+        self.normalizes, self.linear = normalizes, nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(((x - self.mu) / self.sigma if self.normalizes else x).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("model", "twice"),
+    [
+        (Normalized(Head(normalizes=True), MEAN, STD), True),
+        (Normalized(Head(normalizes=False), MEAN, STD), False),
+        (Normalized(nn.Flatten(), MEAN, STD), False),
+        (Head(normalizes=True), False),
+    ],
+    ids=["twice", "once, outside", "no mean inside", "once, inside"],
+)
+def test_only_two_normalizations_raise(model: nn.Module, twice: bool) -> None:
+    message = r"rob: the images are normalized twice: its part 'net' \(Head\)"
+    with pytest.raises(BaseClassifierError, match=message) if twice else contextlib.nullcontext():
+        check_classifier(model.eval(), torch.rand(8, 3, 4, 4), "rob")

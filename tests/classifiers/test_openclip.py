@@ -44,16 +44,10 @@ def test_its_logits_are_the_scaled_cosines_of_images_and_prompts(classes: Path) 
         expected, _ = clip.get_logits((x - mean) / std, prompts)
         assert torch.allclose(model(x), expected, atol=1e-4)
     assert check_classifier(model, x, "rob") == 3
-    assert classifier_checksum(model, uri) == classifier_checksum(load_classifier(uri, "rob"), uri)
-
-
-def test_gradients_reach_the_images_and_weights_are_frozen(classes: Path) -> None:
-    model = load_classifier(f"openclip:tiny-clip?pretrained=none&classes={classes}", "rob")
-    x = torch.rand(2, 3, 32, 32, requires_grad=True)
-    model(x)[:, 1].sum().backward()
-    assert x.grad is not None
-    assert float(x.grad.abs().min(dim=0).values.max()) > 0
+    model(x.requires_grad_())[:, 1].sum().backward()
+    assert x.grad is not None and float(x.grad.abs().min(dim=0).values.max()) > 0
     assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert classifier_checksum(model, uri) == classifier_checksum(load_classifier(uri, "rob"), uri)
 
 
 def test_several_templates_are_averaged(classes: Path) -> None:
@@ -73,7 +67,7 @@ def test_several_templates_are_averaged(classes: Path) -> None:
         ("openclip:tiny-clip?classes=CLASSES", "pretrained is missing; it has: none, or none"),
         ("openclip:ViT-B-32?pretrained=openia&classes=CLASSES", "no weights of it; it has: openai, laion"),
         ("openclip:ViT-B-31?pretrained=none&classes=CLASSES", "open_clip has no model 'ViT-B-31'"),
-        ("openclip:tiny-clip?pretrained=none&classes=gone.txt", "gone.txt cannot be read as lines"),
+        ("openclip:tiny-clip?pretrained=none&classes=gone.txt", "FileNotFoundError: .*gone.txt"),
     ],
 )
 def test_what_cannot_be_built_is_told(classes: Path, uri: str, told: str) -> None:

@@ -52,12 +52,8 @@ def test_missing_weights_name_path_and_command(tmp_path: Path) -> None:
     assert f"there is no checkpoint {place}" in message
     assert f"mkdir -p {place.parent} && gdown {cifar10_linf[SMALL]['gdrive_id']} -O {place}" in message
     assert list(tmp_path.iterdir()) == [], "nothing was fetched or made"
-
-
-def test_a_page_saved_as_weights_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "cifar10" / "Linf" / f"{SMALL}.pt"
-    path.parent.mkdir(parents=True)
-    path.write_text("<!DOCTYPE html><title>Google Drive - Virus scan warning</title>")
+    place.parent.mkdir(parents=True)
+    place.write_text("<!DOCTYPE html><title>Google Drive - Virus scan warning</title>")
     with pytest.raises(BaseClassifierError, match=r"is a web page, not a checkpoint.*gdown \S+ -O"):
         load_classifier(f"robustbench:{SMALL}?model_dir={tmp_path}", "rob")
 

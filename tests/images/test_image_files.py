@@ -23,15 +23,11 @@ def draw(path: Path, seed: int, size: tuple[int, int] = (300, 280)) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for i, name in enumerate(("cats/b.png", "cats/a.jpg", "ants/z.png", "dogs/notes.txt", "dogs/c.PNG")):
-        draw(tmp_path / name, i) if name.lower()[-3:] != "txt" else _note(tmp_path / name)
+    for i, name in enumerate(("cats/b.png", "cats/a.jpg", "ants/z.png", "dogs/c.PNG")):
+        draw(tmp_path / name, i)
+    (tmp_path / "dogs" / "notes.txt").write_text("not an image")
     (tmp_path / ".cache").mkdir()
     return tmp_path
-
-
-def _note(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("not an image")
 
 
 def opened(uri: str) -> ImageFiles:
@@ -85,10 +81,12 @@ def test_images_that_cannot_be_used_are_named(tree: Path) -> None:
         data.checksum(5)
 
 
-def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
-    _note(tmp_path / "dogs" / "notes.txt")
+def test_folders_without_images_name_what_is_expected(tmp_path: Path) -> None:
+    (tmp_path / "dogs").mkdir()
     with pytest.raises(DatasetError, match=r"one sub-folder a class.*sub-folders: dogs"):
         open_dataset(f"folder:{tmp_path}")
+    with pytest.raises(DatasetError, match=r"none of RobustBench's 5000 ImageNet.*n09468604/ILSVRC2012_val_00015253"):
+        open_dataset(f"imagenet:{tmp_path}")
 
 
 def test_imagenet_equals_robustbench_names_and_labels(tmp_path: Path) -> None:
@@ -116,14 +114,10 @@ def test_imagenet_equals_robustbench_names_and_labels(tmp_path: Path) -> None:
     assert not torch.equal(cubic, images[:1])
 
 
-def test_a_folder_that_is_not_imagenet_is_told_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"none of RobustBench's 5000 ImageNet.*n09468604/ILSVRC2012_val_00015253"):
-        open_dataset(f"imagenet:{tmp_path}")
-
-
 def test_order_classes_begins_with_one_image_of_each_class(tmp_path: Path) -> None:
     for name in evaluation_names()[:100]:
-        _note(tmp_path / "val" / name)
+        (tmp_path / "val" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "val" / name).touch()
     labels, plain = opened(f"imagenet:{tmp_path}?order=classes").labels, opened(f"imagenet:{tmp_path}")
     n_classes = len(set(plain.labels.tolist()))
     assert labels[:n_classes].tolist() == list(dict.fromkeys(plain.labels.tolist()))
