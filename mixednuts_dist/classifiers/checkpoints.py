@@ -10,7 +10,6 @@ import io
 import logging
 import os
 import pickle
-import tarfile
 import time
 import warnings
 from collections.abc import Collection, Iterator
@@ -146,20 +145,21 @@ def _shortened(text: str, most: int = 300) -> str:
 def fetch(item: Missing) -> str:
     """Download a missing file and return its sha256.
 
-    The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one. An
-    archive is unpacked into the folder above the file's own.
+    The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one.
 
     Raises:
         BaseClassifierError: if no source is known, the source refuses, or the sha256 is not the published one; such a
             file is deleted.
     """
+    if item.get is not None:
+        try:
+            with quietly():
+                return _sha256(Path(item.get()))
+        except Exception as error:  # libraries raise their own errors
+            raise _refused(item, _shortened(str(error))) from error
     if not item.url:
         raise BaseClassifierError(f"{item.what}: it cannot be fetched; {item.command}")
-    if item.url.startswith("hf://"):
-        return _from_hub(item)
-    path, is_archive = Path(item.path), item.url.endswith(".tar.gz")
-    target = path.parents[1] / item.url.rpartition("/")[2] if is_archive else path
-    part = target.with_name(f"{target.name}.part")
+    path, part = Path(item.path), Path(f"{item.path}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _download(item, part)
     sha256 = _sha256(part)
@@ -168,15 +168,8 @@ def fetch(item: Missing) -> str:
         raise BaseClassifierError(
             f"{item.url} sent a file with sha256 {sha256[:12]}..., but {item.sha256}... is published. It was deleted"
         )
-    if not is_archive:
-        require_checkpoint(part)  # the server may have sent a page
-    part.replace(target)
-    if is_archive:
-        try:
-            with tarfile.open(target) as archive:
-                archive.extractall(target.parent, filter="data")
-        except (tarfile.TarError, OSError, EOFError) as error:
-            raise BaseClassifierError(f"{target} is damaged ({error}). Delete it and fetch it again") from error
+    require_checkpoint(part)  # the server may have sent a page
+    part.replace(path)
     return sha256
 
 
@@ -203,18 +196,9 @@ def _download(item: Missing, part: Path) -> None:
             time.sleep(min(2**attempt, 10) * 0.5)
 
 
-def _from_hub(item: Missing) -> str:
-    """Download a file by the client of the hub, which resumes, verifies and caches it."""
-    repository, _, name = item.url.removeprefix("hf://").rpartition("/")
-    hub = import_quietly("huggingface_hub")
-    try:
-        return _sha256(Path(hub.hf_hub_download(repository, name)))
-    except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
-        raise _refused(item, _shortened(str(error))) from error
-
-
 def _refused(item: Missing, reason: str) -> BaseClassifierError:
-    return BaseClassifierError(f"{item.what} cannot be fetched from {item.url} ({reason}); by hand: {item.command}")
+    source = item.url or "its library"
+    return BaseClassifierError(f"{item.what} cannot be fetched from {source} ({reason}); by hand: {item.command}")
 
 
 def _sha256(path: Path) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missi
             folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
             yield Missing(
                 f"{names[0]} of the hub's {repository}", str(folder), f"huggingface-cli download {repository}",
-                url=f"hf://{repository}/{names[0]}",
+                get=partial(hub.hf_hub_download, repository, names[0]),
             )  # fmt: skip
 
 

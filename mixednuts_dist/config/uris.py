@@ -72,6 +72,7 @@ class Missing:
     command: str  # how to get it
     url: str = ""  # where `checkpoints.fetch` gets it; empty if unknown
     sha256: str = ""  # hash of the file, or its first digits, if the source publishes them
+    get: Callable[[], str | Path] | None = None  # or a library's function that downloads and checks it
 
 
 class Located(str):

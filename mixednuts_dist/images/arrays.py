@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..classifiers.checkpoints import import_quietly
 from ..config.register import DATASETS
 from ..config.uris import DatasetSource, Missing
 from ..errors import DatasetError
@@ -35,10 +36,7 @@ _CHUNK = 1000  # images looked at at a time
 _FLOATS = (np.float16, np.float32, np.float64)
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LENGTHS_AT = 26  # in the header of a zip member: two lengths, of the name and of the extra field, which end the header
-_CIFAR_FILES = {
-    "CIFAR10": ("cifar-10-batches-py/test_batch", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),
-    "CIFAR100": ("cifar-100-python/test", "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"),
-}
+_CIFAR_FILES = {"CIFAR10": "cifar-10-batches-py/test_batch", "CIFAR100": "cifar-100-python/test"}
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,15 @@ def load_digits_split(split: Literal["train", "test"]) -> "tuple[Tensor, Tensor]
 def missing_cifar(uri: DatasetSource) -> Iterator[Missing]:
     """List the missing files of `cifar10:` and `cifar100:` URIs."""
     name, folder = uri.scheme.upper(), uri.target or CIFAR_ROOT
-    file, url = _CIFAR_FILES[name]
-    path = Path(folder, file)
+    path = Path(folder, _CIFAR_FILES[name])
+
+    def get() -> Path:
+        getattr(import_quietly("torchvision.datasets"), name)(folder, download=True)  # it checks the MD5
+        return path
+
     if not path.is_file():
         command = f"python -c \"import torchvision; torchvision.datasets.{name}('{folder}', download=True)\""
-        yield Missing(f"the images of {name}", str(path.absolute()), command, url)
+        yield Missing(f"the images of {name}", str(path.absolute()), command, get=get)
 
 
 @DATASETS("cifar10", describes="CIFAR-10's test images, as torchvision keeps them", order=2, forms=("cifar10[:ROOT]",),
@@ -141,8 +143,6 @@ def open_cifar(uri: DatasetSource) -> ArrayImages:
     Raises:
         DatasetError: if it is missing, with the command that downloads it, or if its MD5 is not torchvision's.
     """
-    from ..classifiers.checkpoints import import_quietly
-
     for lacking in missing_cifar(uri):
         raise DatasetError(f"{lacking.what} are missing: {lacking.path}. Download them once: {lacking.command}")
     folder = Path(uri.target or CIFAR_ROOT)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..classifiers.checkpoints import import_quietly
 from ..classifiers.robustbench_zoo import robustbench_file
 from ..config.register import DATASETS
 from ..config.uris import PREPROCESS, DatasetSource, Missing
@@ -41,12 +42,7 @@ class ImageFiles(Dataset):
     names: tuple[str, ...]
     labels: np.ndarray[Any, Any]  # (N,) int64
     preprocess: str | None
-    name_classes: "Callable[[], Sequence[str]]" = tuple  # called only by the report
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes 0, 1, ..., if they are known."""
-        return tuple(self.name_classes())
+    class_names: tuple[str, ...]  # class 0, 1, ...
 
     def __len__(self) -> int:
         return len(self.names)
@@ -120,13 +116,11 @@ def open_folder(uri: DatasetSource) -> ImageFiles:
         )
     names = tuple(f"{each.parent.name}/{each.name}" for one in files for each in one)
     labels = np.repeat(np.arange(len(classes)), [len(one) for one in files])
-    return ImageFiles(f"folder:{uri.target}", root, names, labels, uri.option("preprocess"), lambda: classes)
+    return ImageFiles(f"folder:{uri.target}", root, names, labels, uri.option("preprocess"), tuple(classes))
 
 
 def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
     """Return RobustBench's preprocessing of that name, from a PIL image to uint8 (3, H, W). "Res224" makes a square."""
-    from ..classifiers.checkpoints import import_quietly
-
     transforms = import_quietly("torchvision.transforms")
     match = PREPROCESS.fullmatch(name or "")
     steps = []
@@ -191,17 +185,8 @@ def open_imagenet(uri: DatasetSource) -> ImageFiles:
         order = [index for _, index in sorted((next(turns[label]), index) for index, label in enumerate(labels))]
         names, labels = [names[index] for index in order], [labels[index] for index in order]
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
-    return ImageFiles(
-        f"imagenet:{uri.target}", folder, tuple(names), np.array(labels, np.int64), chosen, imagenet_class_names
-    )
-
-
-def imagenet_class_names() -> Sequence[str]:
-    """Return the 1000 class names of torchvision's weights in the order of the labels."""
-    from ..classifiers.checkpoints import import_quietly
-
-    names: Sequence[str] = import_quietly("torchvision.models").ResNet18_Weights.DEFAULT.meta["categories"]
-    return names
+    called = import_quietly("torchvision.models").ResNet18_Weights.DEFAULT.meta["categories"]  # in the labels' order
+    return ImageFiles(f"imagenet:{uri.target}", folder, tuple(names), np.array(labels, np.int64), chosen, tuple(called))
 
 
 def _present(uri: DatasetSource) -> tuple[Path, Iterator[str]]:

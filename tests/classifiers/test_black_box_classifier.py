@@ -1,10 +1,10 @@
 """A black-box standard classifier: a real service on loopback, plain functions, and unusable answers."""
 
 import io
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -78,6 +78,7 @@ def logits_of(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_service_answers_in_batches_and_is_asked_once_an_image(service: Service) -> None:
     model, x = load_classifier(service.url, "std"), torch.rand(150, 3, 4, 4)
+    service.refuse_first = 2  # as if it were overloaded
     assert torch.allclose(model(x), logits_of(x), atol=1e-6)
     assert service.n_images == [64, 64, 22]
     assert torch.equal(model(x[:70]), model(x)[:70])
@@ -86,22 +87,14 @@ def test_a_service_answers_in_batches_and_is_asked_once_an_image(service: Servic
     assert not model(x.requires_grad_()).requires_grad
 
 
-@pytest.mark.parametrize("kind", ["logits", "classes"])
-def test_json_answers(service: Service, kind: str) -> None:
-    def answer(images: np.ndarray) -> bytes:
-        logits = images.mean(axis=(2, 3))
-        return json.dumps({kind: (logits if kind == "logits" else logits.argmax(axis=1)).tolist()}).encode()
-
-    service.answer, x = answer, torch.rand(5, 3, 4, 4)
+@pytest.mark.parametrize("answer", ["logits", "classes"])
+def test_json_answers(service: Service, answer: str) -> None:
+    rows = {"logits": lambda logits: logits, "classes": lambda logits: logits.argmax(axis=1)}[answer]
+    service.answer = lambda images: json.dumps({answer: rows(images.mean(axis=(2, 3))).tolist()}).encode()
+    x = torch.rand(5, 3, 4, 4)
     model = load_classifier(f"{service.url}#classes=3", "std")
     assert torch.equal(model(x).argmax(dim=1), logits_of(x).argmax(dim=1))
     assert model(x).shape == (5, 3)
-
-
-def test_an_overloaded_service_is_asked_again(service: Service) -> None:
-    service.refuse_first, x = 2, torch.rand(3, 3, 4, 4)
-    assert torch.allclose(load_classifier(service.url, "std")(x), logits_of(x), atol=1e-6)
-    assert service.n_images == [3]
 
 
 @pytest.mark.parametrize(
@@ -180,10 +173,9 @@ class Raw:
     """Sends `head` and then `blocks`, and counts the requests and the bytes that were taken."""
 
     head: str
-    blocks: Callable[[], Iterable[bytes]]
+    blocks: Callable[[], Iterable[bytes]] = tuple
     sent: int = 0
     n_requests: int = 0
-    url: str = ""
 
     def __call__(self, request: BaseHTTPRequestHandler) -> None:
         request.rfile.read(int(request.headers["Content-Length"]))
@@ -195,42 +187,26 @@ class Raw:
             self.sent += len(block)
 
 
-@pytest.fixture
-def raw() -> Iterator[Callable[..., Raw]]:
-    with ExitStack() as stack:
-
-        def start(head: str, blocks: Callable[[], Iterable[bytes]] = tuple) -> Raw:
-            made = Raw(head, blocks)
-            made.url = stack.enter_context(serving(made))
-            return made
-
-        yield start
-
-
-def endless(block: bytes) -> Callable[[], Iterator[bytes]]:
-    return lambda: iter(lambda: block, None)
-
-
-def asked(url: str) -> str:
-    with pytest.raises(BaseClassifierError) as caught:
+def asked(service: Raw) -> str:
+    with serving(service) as url, pytest.raises(BaseClassifierError) as caught:
         load_classifier(f"{url}#classes=3", "std")(torch.rand(2, 3, 4, 4))
     return str(caught.value)
 
 
-def test_no_more_is_read_than_an_answer_can_need(raw: Callable[..., Raw]) -> None:
-    service = raw("HTTP/1.1 200 OK", endless(bytes(1 << 16)))
-    assert "answered with more than 65728 bytes to 2 images" in asked(service.url)
+def test_no_more_is_read_than_an_answer_can_need() -> None:
+    service = Raw("HTTP/1.1 200 OK", lambda: itertools.repeat(bytes(1 << 16)))
+    assert "answered with more than 65728 bytes to 2 images" in asked(service)
     assert service.sent < 64 << 20, "the rest was left with the server and in the sockets"
 
 
-def test_an_answer_that_drips_ends_at_its_time_limit(raw: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_drips_ends_at_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     def drip() -> Iterator[bytes]:
         while True:
             threading.Event().wait(0.05)
             yield b" "
 
     monkeypatch.setattr(black_box, "_ANSWER_SECONDS", 0.5)
-    assert "without end" in asked(raw("HTTP/1.1 200 OK", drip).url)
+    assert "without end" in asked(Raw("HTTP/1.1 200 OK", drip))
 
 
 @pytest.mark.parametrize(
@@ -241,9 +217,7 @@ def test_an_answer_that_drips_ends_at_its_time_limit(raw: Callable[..., Raw], mo
         ("HTTP/1.1 403 No\nContent-Length: 0", "does not answer: 403 No", 1),
     ],
 )
-def test_what_is_no_answer_is_refused_in_few_requests(
-    raw: Callable[..., Raw], head: str, message: str, n_requests: int
-) -> None:
-    service = raw(head)
-    assert message in asked(service.url)
+def test_what_is_no_answer_is_refused_in_few_requests(head: str, message: str, n_requests: int) -> None:
+    service = Raw(head)
+    assert message in asked(service)
     assert service.n_requests == n_requests

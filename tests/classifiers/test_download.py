@@ -1,8 +1,6 @@
 """Fetching: from a real server on loopback that breaks off, redirects, refuses and lies."""
 
 import hashlib
-import io
-import tarfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -98,24 +96,13 @@ def test_a_refusal_is_told_with_what_to_do_by_hand(server: Server, tmp_path: Pat
         fetch(Missing("file", str(tmp_path / "w.pt"), "copy it there"))
 
 
-def archive_of(name: str) -> bytes:
-    sink, entry = io.BytesIO(), tarfile.TarInfo(name)
-    entry.size = 5
-    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
-        archive.addfile(entry, io.BytesIO(b"12345"))
-    return sink.getvalue()
-
-
-def test_only_an_archive_that_stays_in_its_folder_is_unpacked(server: Server, tmp_path: Path) -> None:
-    wanted = tmp_path / "root" / "batches" / "test_batch"
-    item = Missing("the images", str(wanted), "", f"{server.url}/images.tar.gz")
-    server.content = archive_of("batches/test_batch")
-    fetch(item)
-    assert wanted.read_bytes() == b"12345"
-    server.content = archive_of("../outside")
-    with pytest.raises(BaseClassifierError, match="is damaged"):
+def test_file_of_a_library_is_its_own_download(tmp_path: Path) -> None:
+    (tmp_path / "cached").write_bytes(CONTENT)
+    item = Missing("weights", str(tmp_path), "by hand: curl", get=lambda: tmp_path / "cached")
+    assert fetch(item) == SHA256
+    (tmp_path / "cached").unlink()
+    with pytest.raises(BaseClassifierError, match=r"weights cannot be fetched from its library.*cached.*by hand: curl"):
         fetch(item)
-    assert not (tmp_path / "outside").exists()
 
 
 def test_check_fetch_downloads_missing_files(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,17 +42,17 @@ def factory_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_factory_in_a_file_takes_options_and_comes_frozen(factory_file: Path) -> None:
-    plain, biased = (load_classifier(f"py:{factory_file}:linear{query}", "rob") for query in ("", "?bias=2.5"))
+@pytest.mark.parametrize("form", ["file", "module"])
+def test_a_factory_takes_options_and_comes_frozen(
+    factory_file: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(factory_file.parent))
+    place = {"file": factory_file, "module": "zoo"}[form]
+    plain, biased = (load_classifier(f"py:{place}:linear{query}", "rob") for query in ("", "?bias=2.5"))
     x = torch.rand(2, 3, 4, 4)
     assert torch.allclose(plain(x) + 2.5, biased(x))
     assert not any(parameter.requires_grad for parameter in plain.parameters())
     assert not plain.training
-
-
-def test_a_factory_in_a_module(monkeypatch: pytest.MonkeyPatch, factory_file: Path) -> None:
-    monkeypatch.syspath_prepend(str(factory_file.parent))
-    assert isinstance(load_classifier("py:zoo:linear", "std"), nn.Module)
 
 
 @pytest.mark.parametrize(
