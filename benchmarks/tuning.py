@@ -40,8 +40,8 @@ def _measured(name: str, size: tuple[int, int], executor: Executor, folder: str)
     driver_s, here = _timed(
         lambda: score_candidates(ExactCriterion.from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k), grid)
     )
-    first_s, (there,) = _timed(lambda: scoring([grid]))
-    second_s, _ = _timed(lambda: scoring([grid]))
+    first_s, there = _timed(lambda: scoring(grid))
+    second_s, _ = _timed(lambda: scoring(grid))
     same = all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(here, there, strict=True))
     print(
         f"{name}: driver {driver_s:.1f} s, first Tune job {first_s:.1f} s, second {second_s:.1f} s; "

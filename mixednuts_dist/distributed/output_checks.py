@@ -67,29 +67,25 @@ class OutputChecks:
             raise
 
     def _require_usable(self, columns: Mapping[str, Tensor]) -> None:
+        """Reject columns or outputs with NaN or infinity, and logits that have changed: attacks on them are not valid."""
         seen = [role for role, watch in self._watches.items() if watch.take()]
         bad = next(filter(None, (unusable_values(name, values) for name, values in columns.items())), None)
         if seen or bad:
             named, what = " or ".join(map(self._named, seen or self._uris)), bad or "some outputs held NaN or infinity"
             raise BaseClassifierError(f"{named}: {what}; when the run began all of them were finite")
-        if self._first is not None:
-            self._require_repeated(*self._first)
-
-    def _all_logits(self, x_BCHW: Tensor) -> dict[str, Tensor]:
-        return {role: self._logits(network, x_BCHW) for role, network in self._networks.items()}
-
-    def _require_repeated(self, x_BCHW: Tensor, first: Mapping[str, Tensor]) -> None:
-        """Reject a classifier whose logits have changed, because attacks on it are not valid.
-
-        A black-box classifier returns remembered logits here.
-        """
-        for role, again_BK in self._all_logits(x_BCHW).items():
+        if self._first is None:
+            return
+        x_BCHW, first = self._first
+        for role, again_BK in self._all_logits(x_BCHW).items():  # a black box returns remembered logits here
             if not torch.allclose(again_BK, first[role], rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
                 raise BaseClassifierError(
                     f"{self._named(role)} gives {len(x_BCHW)} images other logits than before its first partition, by "
                     f"up to {float((again_BK - first[role]).abs().max()):.3g}: it has become random, or changed. "
                     "Switch that off; one that is random on purpose is averaged over draws with evaluate.eot=20"
                 )
+
+    def _all_logits(self, x_BCHW: Tensor) -> dict[str, Tensor]:
+        return {role: self._logits(network, x_BCHW) for role, network in self._networks.items()}
 
     @torch.no_grad()
     def _raise_if_unusable(self, role: str, network: nn.Module, x_BCHW: Tensor) -> None:

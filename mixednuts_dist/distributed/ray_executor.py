@@ -1,10 +1,12 @@
 """Workers as Ray actors, on a cluster or on this machine."""
 
+import functools
 import logging
 import math
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -69,8 +71,7 @@ class RayExecutor(Executor):
 
     def is_gone(self, node: str) -> bool:
         """Whether Ray has declared the node dead."""
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        return bool(node) and node not in {node["NodeID"] for node in nodes if node["Alive"]}
+        return bool(node) and node not in {each["NodeID"] for each in _alive_nodes()}
 
     def room(self) -> str:
         """Describe the cluster's resources."""
@@ -89,7 +90,7 @@ class RayExecutor(Executor):
         If idle workers hold all cores, a trial reserves the memory of its cores instead of the cores, so that the
         workers need not start again after the search.
         """
-        from .tuning import TunedScoring  # imports Ray Tune, which takes two seconds
+        from .tuning import score_on_tune  # imports Ray Tune, which takes two seconds
 
         self.start()
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -103,7 +104,7 @@ class RayExecutor(Executor):
             else:
                 self.end_idle()
         settings = PoolSettings.of(compute, max(1, n_trials), 0.0, placement=trial_placement(compute))
-        return TunedScoring(rows, task, settings, reserved)
+        return functools.partial(score_on_tune, rows=rows, task=task, settings=settings, reserved=reserved)
 
 
 class RayWorker(AttackWorker):
@@ -174,10 +175,8 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
     """
     placement = _placement(compute)
     num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
-    resources = _resources(placement)
-    gpus = resources.get("GPU", 0.0)
+    gpus, cores = (_resources(placement)[name] for name in ("GPU", "CPU"))
     gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
-    cores = resources.get("CPU", 0.0)
     if num_workers and num_gpus is None and not gpus and may_grow:
         logger.warning(
             "the cluster has no GPU now, so its %d workers will compute on CPUs. If it grows by GPU machines, set "
@@ -186,12 +185,11 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
         )
     room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
     if not num_workers and not room:
-        options = ", ".join(f"compute.{name}={value}" for name, value in placement.items())
-        where = f" on nodes with {options}" if placement else ""
+        options = " and ".join(f"compute.{name}={value}" for name, value in placement.items())
         raise ClusterError(
-            f"the cluster has {cores:g} cores and {gpus:g} GPUs{where}, and a worker wants {num_cpus:g} and "
-            f"{gpus_each:g}: "
-            "if the cluster grows, set compute.num_workers to the GPUs that it may grow to, and compute.num_gpus=1"
+            f"the cluster has {cores:g} cores and {gpus:g} GPUs{options and f' on nodes with {options}'}, and a worker "
+            f"wants {num_cpus:g} and {gpus_each:g}: if the cluster grows, set compute.num_workers to the GPUs that it "
+            "may grow to, and compute.num_gpus=1"
         )
     return PoolSettings.of(compute, num_workers or room, gpus_each, placement=placement)
 
@@ -217,31 +215,31 @@ def trial_placement(compute: ComputeConfig) -> dict[str, Any]:
 
     A placement group accepts no fallback, so this is the first alternative that a node of the cluster satisfies now.
     """
-    placement, nodes = _placement(compute), ray.nodes()  # type: ignore[no-untyped-call]
-    selectors, labels = _selectors(placement), [node.get("Labels", {}) for node in nodes if node["Alive"]]
-    found = (selector for selector in selectors if any(_fits(each, selector) for each in labels))
+    placement, nodes = _placement(compute), _alive_nodes()
+    selectors = _selectors(placement)
+    found = (selector for selector in selectors if any(_fits(node.get("Labels", {}), selector) for node in nodes))
     return {**placement, "label_selector": next(found, selectors[0])}
 
 
-def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
+def _resources(placement: Mapping[str, Any]) -> Counter[str]:
     """Return the sum of the resources of the nodes on which `placement` allows workers."""
-    selectors = _selectors(placement)
-    found: dict[str, float] = {}
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    for node in nodes:
-        has, kind = node["Resources"], placement.get("accelerator_type")
-        allowed = any(_fits(node.get("Labels", {}), labels) for labels in selectors)
-        if node["Alive"] and (not kind or f"accelerator_type:{kind}" in has) and allowed:
-            for name, amount in has.items():
-                found[name] = found.get(name, 0.0) + amount
+    kind, found = placement.get("accelerator_type"), Counter[str]()
+    for node in _alive_nodes():
+        allowed = any(_fits(node.get("Labels", {}), labels) for labels in _selectors(placement))
+        if allowed and (not kind or f"accelerator_type:{kind}" in node["Resources"]):
+            found.update(node["Resources"])
     return found
 
 
 def _memory_per_core() -> int:
     """Return the least memory per core of any node; 0 if a node offers no cores, because no trial must run there."""
+    resources = [node["Resources"] for node in _alive_nodes()]
+    return min(int(has.get("memory", 0.0) / has["CPU"]) if has.get("CPU") else 0 for has in resources)
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    return min(int(has.get("memory", 0.0) / has["CPU"]) if has.get("CPU") else 0 for has in alive)
+    return [node for node in nodes if node["Alive"]]
 
 
 def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

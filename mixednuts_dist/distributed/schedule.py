@@ -106,10 +106,9 @@ class Places:
     def __init__(self) -> None:
         self._failures: dict[Any, list[Exception]] = {}
 
-    def failed(self, place: Any, error: Exception) -> int:
-        """Note a failure; returns how many there were in a row."""
+    def failed(self, place: Any, error: Exception) -> None:
+        """Note a failure."""
         self._failures.setdefault(place, []).append(error)
-        return len(self._failures[place])
 
     def succeeded(self, place: Any) -> None:
         """Note a success, which ends the row of failures."""

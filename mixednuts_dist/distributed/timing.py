@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from ..acceleration.precision import FastCopies
 from ..acceleration.tf32 import tf32_allowed
 from ..attacks.gradient_model import AttackedModel
-from ..mixing.classifier import MixedClassifier
-from ..mixing.transforms import LogitTransform
 
 _ENOUGH_SECONDS, _MOST_REPEATS = 1.0, 20
 
@@ -30,18 +28,19 @@ class PassSeconds:
 
 
 def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor, copies: FastCopies) -> dict[str, PassSeconds]:
-    """Time the base classifiers and, if there are two, their mixed classifier, whose parameters do not change its cost.
+    """Time the base classifiers. If there are two, their mixed classifier ("mixed") takes as long as both together.
 
     The passes go through the fast copies, as nearly all passes of a run do.
     """
-    models = dict(networks)
-    if "std" in networks:
-        mixed = MixedClassifier(networks["std"], networks["rob"], LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
-        models["mixed"] = mixed.to(x_BCHW.device)
-    return {
-        name: _time(AttackedModel.of(model, copies=copies, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
-        for name, model in models.items()
+    found = {
+        name: _time(AttackedModel.of(network, copies=copies, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
+        for name, network in networks.items()
     }
+    if "std" in found:
+        found["mixed"] = PassSeconds(
+            forward=sum(each.forward for each in found.values()), both=sum(each.both for each in found.values())
+        )
+    return found
 
 
 def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
@@ -59,15 +58,11 @@ def _seconds(act: Callable[[], Any], x_BCHW: Tensor) -> float:
     """Return the median of several repeats, after one repeat as a warm-up."""
     times: list[float] = []
     act()
+    synchronize: Callable[[], object] = torch.cuda.synchronize if x_BCHW.is_cuda else lambda: None
     while sum(times) < _ENOUGH_SECONDS and len(times) < _MOST_REPEATS:
-        _synchronize(x_BCHW)
+        synchronize()
         started = time.perf_counter()
         act()
-        _synchronize(x_BCHW)
+        synchronize()
         times.append(time.perf_counter() - started)
     return sorted(times)[len(times) // 2]
-
-
-def _synchronize(x_BCHW: Tensor) -> None:
-    if x_BCHW.is_cuda:
-        torch.cuda.synchronize(x_BCHW.device)

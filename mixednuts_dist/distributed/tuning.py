@@ -1,9 +1,9 @@
 """The search as a Ray Tune job over the cached logits.
 
-The parameter space is the power and the bias; a trial scores all scales and betas at once. It reports the clean
-accuracy and the predicted retention of the best candidate of each beta, and the scores of all of its candidates, which
-the driver takes from the ResultGrid. The logits are put into Ray's object store once. Importing this module imports Ray
-Tune, which takes two seconds, so only the search imports it.
+The parameter space is the power; a trial scores all scales, biases and betas at once. It reports the clean accuracy and
+the predicted retention of the best candidate of each beta, and the scores of all of its candidates, which the driver
+takes from the ResultGrid. The logits are put into Ray's object store once. Importing this module imports Ray Tune,
+which takes two seconds, so only the search imports it.
 """
 
 import logging
@@ -12,15 +12,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from ray import tune
 from safetensors.torch import load, save
-from torch import Tensor
 
 from ..config.register import CRITERIA, require_extensions
 from ..config.uris import travelled
@@ -40,72 +39,69 @@ _QUIET = {
 }
 _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
-_criteria: dict[str, Criterion] = {}  # by content hash, in a trial's process, which is used for many trials
+
+def score_on_tune(
+    grid: Grid, rows: CachedLogits, task: SearchTask, settings: PoolSettings, reserved: Mapping[str, float]
+) -> Scores:
+    """Return the scores of every candidate, which a Tune job on the connected Ray computes.
+
+    Args:
+        settings: `n_workers` trials run at a time; pending trials would only start more processes.
+        reserved: the resources of a trial.
+
+    Raises:
+        MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
+        ClusterError: if no trial could start for `compute.start_seconds`.
+    """
+    trial = tune.with_parameters(ScoreTrial, rows=rows, task=task, grid=grid)
+    with _experiment_folder(task) as folder, _quiet():
+        tuner = tune.Tuner(
+            tune.with_resources(trial, _resources(reserved, settings.placement)),
+            param_space={"power": tune.grid_search([*grid.powers])},
+            tune_config=tune.TuneConfig(
+                metric="clean_accuracy", mode="max", reuse_actors=True, max_concurrent_trials=settings.n_workers
+            ),
+            run_config=tune.RunConfig(
+                name=f"{task.content_hash}-{uuid.uuid4().hex[:8]}",
+                storage_path=folder,
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                callbacks=[_Patience(settings.start_seconds)],
+            ),
+        )
+        results = tuner.fit()
+    if results.errors:
+        raise MixedNutsError(f"{len(results.errors)} of {len(results)} search trials failed: {results.errors[0]}")
+    found: dict[float, Scores] = {}
+    for i in range(len(results)):
+        config, metrics = results[i].config or {}, results[i].metrics or {}
+        found[config["power"]] = Scores(**load(metrics["scores"]))
+    by_power = [found[power] for power in grid.powers]
+    return Scores(*(torch.cat(parts, dim=-2) for parts in zip(*by_power, strict=True)))
 
 
-@dataclass(frozen=True)
-class TunedScoring:
-    """Scores a grid on the connected Ray, in one Tune job."""
+class ScoreTrial(tune.Trainable):
+    """Scores all scales, biases and betas at one power. One process computes many trials."""
 
-    rows: CachedLogits
-    task: SearchTask
-    settings: PoolSettings  # `n_workers` trials run at a time; pending trials would only start more processes
-    reserved: Mapping[str, float]  # the resources of a trial
+    def setup(self, config: dict[str, Any], **given: Any) -> None:  # noqa: ARG002
+        """Prepare for all trials of this process; `given` are the parameters of the job."""
+        rows, task, grid = given["rows"], given["task"], given["grid"]
+        torch.set_num_threads(1)
+        require_extensions(task.extensions, travelled(task.working_folder))
+        self._grid = grid
+        self._criterion = CRITERIA.get(task.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
 
-    def __call__(self, grid: Grid) -> Scores:
-        """Return the scores of every candidate.
+    def reset_config(self, new_config: dict[str, Any]) -> bool:  # noqa: ARG002
+        """Allow Tune to compute another trial in this process; Tune sets `config`."""
+        return True
 
-        Raises:
-            MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
-            ClusterError: if no trial could start for `compute.start_seconds`.
-        """
-        space = {"power": tune.grid_search([*grid.powers]), "bias": tune.grid_search([*grid.biases])}
-        trial = tune.with_parameters(score_trial, rows=self.rows, task=self.task, grid=grid)
-        with _experiment_folder(self.task) as folder, _quiet():
-            tuner = tune.Tuner(
-                tune.with_resources(trial, _resources(self.reserved, self.settings.placement)),
-                param_space=space,
-                tune_config=tune.TuneConfig(
-                    metric="clean_accuracy",
-                    mode="max",
-                    reuse_actors=True,
-                    max_concurrent_trials=self.settings.n_workers,
-                ),
-                run_config=tune.RunConfig(
-                    name=f"{self.task.content_hash}-{uuid.uuid4().hex[:8]}",
-                    storage_path=folder,
-                    verbose=0,
-                    failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
-                    callbacks=[_Patience(self.settings.start_seconds)],
-                ),
-            )
-            results = tuner.fit()
-            _remove_empty_folders(Path(results.experiment_path))
-        if results.errors:
-            raise MixedNutsError(f"{len(results.errors)} of {len(results)} search trials failed: {results.errors[0]}")
-        found: dict[tuple[float, float], dict[str, Tensor]] = {}
-        for i in range(len(results)):
-            config, metrics = results[i].config or {}, results[i].metrics or {}
-            found[config["power"], config["bias"]] = load(metrics["scores"])
-
-        def joined(name: str) -> Tensor:  # (betas, scales, powers, biases)
-            rows = [torch.cat([found[power, bias][name] for bias in grid.biases], dim=-1) for power in grid.powers]
-            return torch.cat(rows, dim=-2)
-
-        return Scores(*map(joined, Scores._fields))
-
-
-def score_trial(config: dict[str, Any], rows: CachedLogits, task: SearchTask, grid: Grid) -> None:
-    """Score all scales and betas at one power and bias, and report them to Tune."""
-    torch.set_num_threads(1)
-    require_extensions(task.extensions, travelled(task.working_folder))
-    key = task.content_hash
-    if key not in _criteria:
-        _criteria[key] = CRITERIA.get(task.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
-    criterion, part = _criteria[key], replace(grid, powers=(config["power"],), biases=(config["bias"],))
-    scores = score_candidates(criterion, part)
-    content = save({name: values.contiguous() for name, values in scores._asdict().items()})
-    tune.report({**_metrics(criterion, part, scores), "scores": content})
+    def step(self) -> dict[str, Any]:
+        """Return the trial's scores and its metrics."""
+        part = replace(self._grid, powers=(self.config["power"],))
+        scores = score_candidates(self._criterion, part)
+        content = save({name: values.contiguous() for name, values in scores._asdict().items()})
+        return {**_metrics(self._criterion, part, scores), "scores": content, tune.result.DONE: True}
 
 
 def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]:
@@ -114,19 +110,16 @@ def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]
     for i, beta in enumerate(grid.betas):
         counts, kept = scores.counts[i].flatten(), scores.kept[i].flatten()
         best = int(counts.argmax() if criterion.maximized else counts.argmin())
-        found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean_NK))
+        found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean))
         found[f"predicted_retention/{beta:g}"] = int(kept[best]) / max(1, criterion.n_attacked)
     return {"clean_accuracy": found[f"clean_accuracy/{grid.betas[0]:g}"], **found}
 
 
 def _resources(reserved: Mapping[str, float], placement: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     """Return the resources of a trial, on nodes where workers may run."""
-    bundle = dict(reserved)
-    if kind := placement.get("accelerator_type"):
-        bundle[f"accelerator_type:{kind}"] = 0.001
-    options: dict[str, Any] = {}
-    if labels := placement.get("label_selector"):
-        options["bundle_label_selector"] = [labels]
+    kind, labels = placement.get("accelerator_type"), placement.get("label_selector")
+    bundle = {**reserved, **({f"accelerator_type:{kind}": 0.001} if kind else {})}
+    options: dict[str, Any] = {"bundle_label_selector": [labels]} if labels else {}
     return tune.PlacementGroupFactory([bundle], **options)
 
 
@@ -159,14 +152,6 @@ def _experiment_folder(task: SearchTask) -> Iterator[str]:
     else:
         with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder:
             yield folder
-
-
-def _remove_empty_folders(experiment: Path) -> None:
-    """Remove the folder that Tune makes for each trial and that stays empty."""
-    for folder in experiment.iterdir():
-        if folder.is_dir():
-            with suppress(OSError):
-                folder.rmdir()
 
 
 @contextmanager
