@@ -67,7 +67,7 @@ class OutputChecks:
             raise
 
     def _require_usable(self, columns: Mapping[str, Tensor]) -> None:
-        """Reject columns or outputs with NaN or infinity, and logits that have changed: attacks on them are not valid."""
+        """Reject columns or outputs with NaN or infinity, and logits that have changed since the first partition."""
         seen = [role for role, watch in self._watches.items() if watch.take()]
         bad = next(filter(None, (unusable_values(name, values) for name, values in columns.items())), None)
         if seen or bad:

@@ -110,7 +110,7 @@ def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]
     for i, beta in enumerate(grid.betas):
         counts, kept = scores.counts[i].flatten(), scores.kept[i].flatten()
         best = int(counts.argmax() if criterion.maximized else counts.argmin())
-        found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean))
+        found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean_NK))
         found[f"predicted_retention/{beta:g}"] = int(kept[best]) / max(1, criterion.n_attacked)
     return {"clean_accuracy": found[f"clean_accuracy/{grid.betas[0]:g}"], **found}
 

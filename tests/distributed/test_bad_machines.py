@@ -148,7 +148,9 @@ def test_a_dead_gpu_of_one_node_costs_nothing(tmp_path: Path, first: bool) -> No
     assert 1 <= n_tried <= (5 if first else 3), "the GPU is tried again only while nothing else runs"
 
 
-def test_a_replacement_whose_node_cannot_start_ends_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [ClusterError("torch cannot use the GPU"), WorkerLost("killed by signal 9")])
+def test_a_node_that_cannot_start_workers_ends_nothing(tmp_path: Path, error: Exception) -> None:
+    """One of the first workers is on that node, and so is each replacement of a preempted worker."""
     lost = iter([True])
 
     def lose_once(partition: Partition) -> None:
@@ -156,23 +158,14 @@ def test_a_replacement_whose_node_cannot_start_ends_nothing(tmp_path: Path) -> N
             raise WorkerLost("preempted", machine=True)
         good(partition)
 
-    def broken() -> None:
-        raise ClusterError("torch cannot use the GPU of node9")
+    def fail() -> None:
+        raise error
 
-    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), lose_once, broken if i > 8 else lambda: None), 8, 100)
-    stage.require_complete()
-    assert len(stage.executor.started) > 8
+    def make(i: int) -> Machine:
+        bad = i == 3 or i > 8
+        return Machine(Place("node3" if bad else f"node{i}"), lose_once, fail if bad else lambda: None)
 
-
-def test_a_node_that_kills_each_start_ends_nothing(tmp_path: Path) -> None:
-    def killed() -> None:
-        raise WorkerLost("killed by signal 9")
-
-    stage = Stage(
-        tmp_path,
-        lambda i: Machine(Place("node3" if i > 8 else f"node{i}"), good, killed if i == 3 or i > 8 else lambda: None),
-        8, 400,
-    )  # fmt: skip
+    stage = Stage(tmp_path, make, 8, 400)
     stage.require_complete()
     assert 8 < len(stage.executor.started) < 60, "starts wait longer after each failure"
 
@@ -282,7 +275,7 @@ def test_stage_without_workers_waits_for_start_seconds(tmp_path: Path) -> None:
     started = time.monotonic()
     stage = Stage(tmp_path, make, 1, 10, start_seconds=0.5)
     assert isinstance(stage.error, ClusterError)
-    assert "no worker was ready for 0.5 s" in str(stage.error)
+    assert "no worker was ready for 0.5 s: 1 were requested, each with 1 CPUs and 0 GPUs" in str(stage.error)
     assert stage.written == [0, 1, 2]
     assert time.monotonic() - started < 30
     gone.set()

@@ -109,6 +109,7 @@ NODES = [
     {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0, "accelerator_type:L4": 1.0}, "Labels": {"zone": "b"}},
     {"Alive": False, "Resources": {"CPU": 64.0}, "Labels": {"zone": "a"}},
 ]
+CORES = [{"Alive": True, "Resources": {"CPU": 4.0}}]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,25 @@ def test_trials_run_where_a_node_is(monkeypatch: pytest.MonkeyPatch, wanted: str
     assert trial_placement(compute)["label_selector"] == selector
 
 
-def test_a_placement_without_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_room_asks_for_its_final_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     with pytest.raises(ClusterError, match=r"0 cores and 0 GPUs on nodes with compute\.accelerator_type=A100, and"):
         pool_settings(ComputeConfig(accelerator_type="A100"))
+    monkeypatch.setattr(ray, "nodes", lambda: CORES)
+    with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
+        pool_settings(ComputeConfig(num_gpus=1))
+    assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
+    assert pool_settings(ComputeConfig()).n_workers == 4
+
+
+def test_growing_cluster_warns_of_workers_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: CORES)
+    assert pool_settings(ComputeConfig(num_workers=8), may_grow=True).num_gpus == 0
+    assert "set compute.num_gpus=1" in caplog.text
+    caplog.clear()
+    for chosen in ({"num_workers": 8, "num_gpus": 0}, {"num_workers": 8, "num_gpus": 1}, {}):
+        pool_settings(ComputeConfig(**chosen), may_grow=True)
+    pool_settings(ComputeConfig(num_workers=8))
+    assert not caplog.text

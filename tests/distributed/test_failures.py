@@ -1,21 +1,18 @@
 """Whose fault it was: tries are counted, machines that are taken away are not, and both end."""
 
+import re
 from pathlib import Path
 
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost
-from mixednuts_dist.distributed.pool import Pool
-from mixednuts_dist.distributed.ray_executor import RayExecutor, _plain, pool_settings
-from mixednuts_dist.distributed.schedule import MAX_LOST_MACHINES, Failures, WorkQueue
-from mixednuts_dist.distributed.tasks import Task
-from mixednuts_dist.errors import ClusterError, PartitionFailed
+from mixednuts_dist.distributed.executor import WorkerLost
+from mixednuts_dist.distributed.ray_executor import RayExecutor, _plain
+from mixednuts_dist.distributed.schedule import MAX_LOST_MACHINES, Failures
+from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
-from tests.helpers.worker_specs import unchecked_spec
 
 PART = Partition(4, 40, 60)
 
@@ -58,39 +55,10 @@ def test_dead_process_differs_from_a_lost_machine() -> None:
     assert _lost(unreachable).machine
     died._preempted = True  # as Ray marks the actors of a drained spot machine
     assert _lost(died).machine
+    assert re.match(r"the cluster has \d+ CPUs \(\d+ free\), 0 GPUs", RayExecutor().room())
 
 
 def _lost(error: Exception) -> WorkerLost:
     meant = _plain(error)
     assert isinstance(meant, WorkerLost)
     return meant
-
-
-@pytest.mark.usefixtures("ray_executor")
-def test_cluster_without_room_asks_for_its_final_size() -> None:
-    with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
-        pool_settings(ComputeConfig(num_gpus=1))
-    assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
-    assert pool_settings(ComputeConfig()).n_workers >= 1
-
-
-@pytest.mark.usefixtures("ray_executor")
-def test_growing_cluster_warns_of_workers_without_gpus(caplog: pytest.LogCaptureFixture) -> None:
-    assert pool_settings(ComputeConfig(num_workers=8), may_grow=True).num_gpus == 0
-    assert "set compute.num_gpus=1" in caplog.text
-    caplog.clear()
-    for compute in (
-        ComputeConfig(num_workers=8, num_gpus=0),
-        ComputeConfig(num_workers=8, num_gpus=1),
-        ComputeConfig(),
-    ):
-        pool_settings(compute, may_grow=True)
-    pool_settings(ComputeConfig(num_workers=8))
-    assert not caplog.text
-
-
-@pytest.mark.usefixtures("ray_executor")
-def test_pool_names_requested_and_present_resources(tmp_path: Path) -> None:
-    task, settings = Task(stage="attack", content_hash=""), PoolSettings(1, 10_000, 0, start_seconds=0.5)
-    with pytest.raises(ClusterError, match=r"1 were requested, each with 10000 CPUs.*the cluster has \d+ CPUs"):
-        Pool(unchecked_spec(tmp_path), task, settings, RayExecutor()).run(WorkQueue([PART]))
