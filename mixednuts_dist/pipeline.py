@@ -15,7 +15,7 @@ from .images.datasets import Dataset
 from .reports import report
 from .reports.report import RunReport
 from .stages import search
-from .stages.cross_check import cross_check
+from .stages.evaluate import cross_check
 from .stages.progress import RunProgress
 from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
@@ -88,7 +88,8 @@ def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: boo
     if opened.config.std is not None:
         while search.learn(opened, executor, progress):
             stages["evaluate"].complete(opened, executor, progress)
-    cross_check(opened, executor, progress)
+    if check := cross_check(opened.config):
+        check.complete(opened, executor, progress)
     for name in opened.config.added_stages():
         if name in stages:
             stages[name].complete(opened, executor, progress)

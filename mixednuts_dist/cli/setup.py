@@ -215,7 +215,7 @@ def _print_estimate(estimate: "Estimate", console: Console) -> None:
             f"passes each: at most {_cost(estimate, stage.at_most)}"
         )
         if stage.likely is not None:
-            say(f"         likely {_cost(estimate, stage.likely)} ({stage.basis})")
+            say(f"         likely {_cost(estimate, stage.likely)} (from the partitions that are done)")
     if len(estimate.stages) > 1:
         say(f"{'total':<8} at most {_cost(estimate, sum(stage.at_most for stage in estimate.stages))}")
 

@@ -7,7 +7,7 @@ A stage's `compute(worker, partition)` gets a `Workbench`::
     worker.model                           the task's classifier: the mixed or the robust classifier
     worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
     worker.stored(partition, stage, content_hash, column)   the partition's rows of a column of an earlier stage
-    worker.attacked(partition, make)       the partition's images after an engine of attacks
+    worker.attacked(partition, model, ...) the partition's images after an engine of attacks
     worker.counts(...)                     the counts of the partition's summary
     worker.spec                            seed, threat model and URIs of the run
     worker.shape(x), worker.copies         rows per pass, and the fast copies through which gradients are taken
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies
+from ..attacks.budget import AttackBudget
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.result import AttackResult
 from ..attacks.scheduler import Group, Scheduler, partial_results
@@ -127,20 +128,25 @@ class Workbench:
     def attacked(
         self,
         partition: Partition,
-        make: Callable[[], Scheduler],
+        model: nn.Module,
+        attacks: Sequence[str],
+        budget: AttackBudget,
         *,
         name: str = "model",
         group: Callable[[Partition], Group] | None = None,
+        **options: Any,
     ) -> AttackResult:
         """Attack a partition's images with an engine that continues from partition to partition.
 
         Args:
-            make: makes the engine, for the task's first partition.
-            name: the attacked network, if a task has several engines.
-            group: returns a partition's images as they enter, for example with points that are tried first.
+            name: the engine, if a task has several.
+            group: returns a partition's images as they enter, for example with a warm start.
+            options: further arguments of `Scheduler`.
         """
         if name not in self._engines:
-            self._engines[name] = make()
+            x, _ = self.images(partition)
+            common = {"threat": self.spec.threat, "seed": self.spec.seed, "shape": self.shape(x), "copies": self.copies}
+            self._engines[name] = Scheduler(model, x, attacks=attacks, budget=budget, **{**common, **options})
         return self._engines[name].finish(partition, group or self.group, self._prefetched)
 
     def group(self, partition: Partition) -> Group:

@@ -21,11 +21,10 @@ from ..deployment.loading import loading_line
 from ..errors import ContentHashMismatch, DatasetError, ReadOnlyStorage, redacted
 from ..images.datasets import open_dataset
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
-from ..stages.cross_check import CHECK, check_content_hash
 from ..stages.driver_notes import stage_clock, stage_seconds
-from ..stages.evaluate import steps_of
+from ..stages.evaluate import cross_check, steps_of
 from ..stages.progress import RunProgress
-from ..stages.runs import Run, finished_partitions, reopen_run, require_complete
+from ..stages.runs import Run, reopen_run, require_complete
 from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result
 from ..stages.stage import Stage, stage_of
@@ -122,7 +121,7 @@ def collect(opened: Run) -> RunReport:
         summaries = {"attack": list(attacked.values()), **summaries}
     added, unfinished = _added_stages(opened)
     certified = (stage.certified(opened) for stage in added)
-    survival, opinion = _second_opinion(opened, content_hash, counted.survival)
+    survival, opinion = _second_opinion(opened, counted.survival)
     results = replace(
         counted,
         survival=survival,
@@ -297,20 +296,20 @@ def _red_flags(opened: Run, content_hash: str) -> tuple[str, ...]:
 
 
 def _second_opinion(
-    opened: Run, evaluated: str, survival: tuple[SurvivalStep, ...]
+    opened: Run, survival: tuple[SurvivalStep, ...]
 ) -> tuple[tuple[SurvivalStep, ...], tuple[str, ...]]:
     """Return the steps with what the unmodified package broke after ours, and a sentence about it."""
-    package = opened.config.evaluate.check
-    if package is None:
+    check = cross_check(opened.config)
+    if check is None:
         return survival, ()
-    content_hash = check_content_hash(opened, evaluated)
+    package = str(opened.config.evaluate.check)
     try:
-        n_done = len(finished_partitions(opened, CHECK, content_hash))
+        n_done = len(check.finished(opened))
     except ContentHashMismatch:  # an opinion on another choice
         n_done = 0
     if n_done < len(opened.partitions):
         return survival, (f"The check by {package} is not complete. Run: mixednuts evaluate",)
-    rows = read_columns(opened.rows, CHECK, opened.partitions, content_hash, ["tried", "broken"])
+    rows = check.rows(opened, ["tried", "broken"])
     n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())
     last = survival[-1]
     sentence = (

@@ -7,9 +7,9 @@ Shapes: B images of a partition, C x H x W, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config.attack_config import AttackConfig
 from ..config.register import STAGES
@@ -20,8 +20,6 @@ from .runs import Run
 from .stage import Stage, attack_passes, budget_of, run_stage
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..attacks.result import AttackResult
     from ..distributed.workbench import Workbench
     from ..mixing.transforms import LogitMap
@@ -74,7 +72,7 @@ class Attack(Stage):
                 attacked = there.where((std_clean.argmax(dim=1) == y)[:, None], std_clean)
                 broken, n_forward, n_backward = attacked.argmax(dim=1) != y, 2 * len(y), 0
             else:
-                std = self._attacked(worker, partition, "std", worker.std, STD_ATTACKS, copies=worker.copies)
+                std = worker.attacked(partition, worker.std, STD_ATTACKS, budget_of(self.keys), name="std")
                 attacked, broken, n_forward, n_backward = std.logits, std.broken, std.n_forward, std.n_backward
             columns |= {"std_clean": std_clean, "std_attacked": attacked, "std_broken": broken}
             columns["std_at_rob_attacked"] = there
@@ -89,25 +87,7 @@ class Attack(Stage):
         from ..mixing.transforms import LayerNormTransform
 
         rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
-        options = {"stop_when_broken": self.keys.stop_when_broken}
+        budget, options = budget_of(self.keys), {"stop_when_broken": self.keys.stop_when_broken}
         if self.keys.method == "square":
-            return self._attacked(worker, partition, "rob", rob, ("square-margin",), copies=None, **options)
-        return self._attacked(worker, partition, "rob", rob, MMAA, copies=worker.copies, planner=margin_plan, **options)
-
-    def _attacked(
-        self,
-        worker: Workbench,
-        partition: Partition,
-        name: str,
-        model: nn.Module,
-        attacks: Sequence[str],
-        **options: Any,
-    ) -> AttackResult:
-        from ..attacks.scheduler import Scheduler
-
-        x, _ = worker.images(partition)
-        make = partial(
-            Scheduler, model, x, threat=worker.spec.threat, attacks=attacks, seed=worker.spec.seed,
-            budget=budget_of(self.keys), shape=worker.shape(x), **options,
-        )  # fmt: skip
-        return worker.attacked(partition, make, name=name)
+            return worker.attacked(partition, rob, ("square-margin",), budget, name="rob", copies=None, **options)
+        return worker.attacked(partition, rob, MMAA, budget, name="rob", planner=margin_plan, **options)

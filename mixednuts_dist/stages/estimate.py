@@ -16,7 +16,7 @@ from ..storage.records import PartitionSummary
 from .choosing import attacks_its_choice
 from .partitioned import worker_spec
 from .rounds import SHARES_ATTACKED, round_attacks, round_budget
-from .runs import Run, finished_partitions, open_run
+from .runs import Run, open_run
 from .search_result import SELECTED
 from .stage import Stage, attack_passes, stages_of
 
@@ -30,7 +30,6 @@ class StageEstimate:
     passes: tuple[int, int]  # forward and backward passes of its classifier for the most expensive image
     at_most: float  # worker-seconds if every image took as many passes, including the passes of `std`
     likely: float | None  # worker-seconds, by the finished partitions; None if there are none
-    basis: str  # the reason for `likely`
     which: str = "images left"  # the images that `images_left` counts
 
 
@@ -70,37 +69,25 @@ def _stages(opened: Run, measured: Mapping[str, PassSeconds]) -> tuple[StageEsti
 
 def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
     """Estimate the refinement rounds of a search that has not chosen yet."""
-    config, opened = opened.config, opened.searched
-    n_images = min(config.search.first or opened.inputs.n_images, opened.inputs.n_images)
-    attacked = finished_partitions(opened, "attack", opened.attack_content_hash).values()
-    n_attacked = sum(summary.n_images for summary in attacked)
-    robust = sum(summary.robust for summary in attacked) / n_attacked if n_attacked else 1.0
+    config, rounds, n_images = opened.config, opened.config.search.rounds, opened.inputs.n_images
+    n_images = min(config.search.first or n_images, n_images)
     passes = attack_passes(round_attacks(config), round_budget(config.evaluate), opened.inputs.n_classes)
     first, later = SHARES_ATTACKED
     betas = 1.5 if config.search.measure else 1.0  # the other betas together attack half as many images
-    a_round = n_images * seconds.of(*passes) * betas
-    return StageEstimate(
-        "search", math.ceil(first * n_images * robust), passes,
-        at_most=a_round * (first + later * (config.search.rounds - 1)),
-        likely=a_round * robust * (first + later) if n_attacked else None,
-        basis=f"two of at most {config.search.rounds} refinement rounds",
-        which=f"images in the first of at most {config.search.rounds} refinement rounds",
-    )  # fmt: skip
+    at_most = n_images * seconds.of(*passes) * betas * (first + later * (rounds - 1))
+    which = f"images in the first of at most {rounds} refinement rounds"
+    return StageEstimate("search", math.ceil(first * n_images), passes, at_most, likely=None, which=which)
 
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
     passes, summaries = stage.passes(opened), _finished(stage, opened)
     left = stage.part(opened).n_images - sum(summary.n_images for summary in summaries)
     at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
-    likely, basis = None, ""
+    likely = None
     if summaries:
-        seconds = sum(summary.seconds for summary in summaries)
-        likely = left * seconds / sum(summary.n_images for summary in summaries)
-        basis = "from the partitions that are done"
-    elif share := stage.likely_share(opened):
-        likely, basis = at_most * share[0], share[1]
+        likely = left * sum(each.seconds for each in summaries) / sum(each.n_images for each in summaries)
     shown = passes.get(stage.model_name(opened.config), (0, 0))
-    return StageEstimate(stage.name, left, shown, at_most, likely, basis)
+    return StageEstimate(stage.name, left, shown, at_most, likely)
 
 
 def _finished(stage: Stage, opened: Run) -> list[PartitionSummary]:

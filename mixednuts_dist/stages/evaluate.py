@@ -1,33 +1,33 @@
 """The evaluate stage: adaptive AutoAttack on the deployed mixed classifier, or AutoAttack on `rob` alone.
 
+With `evaluate.check`, the unmodified pyautoattack package then attacks the images that remain robust.
+
 Shapes: B images of a partition, C x H x W, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..attacks.budget import WARM_START
 from ..config.attack_config import EvaluateConfig
 from ..config.register import STAGES
-from ..config.run_config import RunConfig
+from ..config.run_config import RunConfig, digest
 from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
-from ..storage.records import PartitionSummary
 from ..storage.tables import FLAG, SURVIVED
 from .progress import RunProgress
 from .runs import Run, finished_partitions
 from .search_result import evaluate_content_hash
-from .stage import Stage, attack_passes, budget_of, run_stage
+from .stage import Stage, attack_passes, budget_of, run_stage, stage_of
 from .warm_start import StoredExamples, examples_of_round, hardest_examples
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..attacks.scheduler import Group, Scheduler
+    from ..attacks.result import AttackResult
+    from ..attacks.scheduler import Group
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
 
@@ -58,31 +58,17 @@ class Evaluate(Stage):
         forward, backward = attack_passes(self.keys.attacks, budget, opened.inputs.n_classes)
         return {self.model_name(opened.config): (forward * draws, backward * draws)}
 
-    def likely_share(self, opened: Run) -> tuple[float, str] | None:
-        attacked = list(self._attacked(opened).values())
-        if not attacked:
-            return None
-        share = sum(summary.robust for summary in attacked) / sum(summary.n_images for summary in attacked)
-        return share, f"if the mixed classifier is robust on the same images as rob, {100 * share:.0f}%"
-
     def costs(self, opened: Run) -> Mapping[Partition, float] | None:
         """An image that MMAA breaks mostly falls to the first attack, which is cheap."""
-        return {
-            part: one.robust + (one.n_images - one.robust) / _ROBUST_IMAGE_COSTS
-            for part, one in self._attacked(opened).items()
-        } or None
-
-    def _attacked(self, opened: Run) -> Mapping[Partition, PartitionSummary]:
-        """Return the finished partitions of the attack stage; none without `std`."""
         if opened.config.std is None:
-            return {}
-        return finished_partitions(opened.searched, "attack", opened.attack_content_hash)
+            return None
+        attacked = finished_partitions(opened.searched, "attack", opened.attack_content_hash)
+        return {part: one.robust + (one.n_images - one.robust) / _ROBUST_IMAGE_COSTS for part, one in attacked.items()}
 
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
-        from .cross_check import cross_check
-
         opened = super().run(config, executor=executor, progress=progress)
-        cross_check(opened, executor, progress or RunProgress())
+        if check := cross_check(config):
+            check.complete(opened, executor, progress or RunProgress())
         return opened
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
@@ -99,7 +85,7 @@ class Evaluate(Stage):
             examples = [x_adv for source in self.warm_start for x_adv in source.read(worker, partition)]
             return replace(group, known=hardest_examples(worker, model, group.x, group.y, examples))
 
-        outcome = worker.attacked(partition, self.engine(worker, x, self.keys.attacks), group=warm)
+        outcome = attacked_as(self.keys, worker, partition, self.keys.attacks, group=warm)
         clean = worker.logits(model, x)
         attacked = AttackedModel.of(model, mode=self.keys.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))
@@ -113,15 +99,13 @@ class Evaluate(Stage):
         }
         return columns, worker.counts(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
-    def engine(self, worker: Workbench, x: Tensor, attacks: Sequence[str]) -> Callable[[], Scheduler]:
-        """Return a function that starts an engine of these attacks on `worker.model`."""
-        from ..attacks.scheduler import Scheduler
 
-        return partial(
-            Scheduler, worker.model, x, threat=worker.spec.threat, attacks=attacks, mode=self.keys.mode,
-            seed=worker.spec.seed, budget=budget_of(self.keys, worker.spec.threat.norm), shape=worker.shape(x),
-            copies=worker.copies, eot=self.keys.eot,
-        )  # fmt: skip
+def attacked_as(
+    keys: EvaluateConfig, worker: Workbench, partition: Partition, attacks: Sequence[str], **options: Any
+) -> AttackResult:
+    """Run attacks on `worker.model` as the keys of an evaluation say."""
+    budget = budget_of(keys, worker.spec.threat.norm)
+    return worker.attacked(partition, worker.model, attacks, budget, mode=keys.mode, eot=keys.eot, **options)
 
 
 def steps_of(opened: Run) -> list[str]:
@@ -129,3 +113,51 @@ def steps_of(opened: Run) -> list[str]:
     evaluate = opened.config.evaluate
     warm = evaluate.warm_start and opened.config.std is not None
     return [*([WARM_START] if warm else []), *evaluate.attacks]
+
+
+class CrossCheck(Stage):
+    """Attacks robust images with the unmodified pyautoattack package, and verifies in float32 which of them it breaks.
+
+    The package follows the surrogate's gradient of a mixed classifier (`as_bypass`).
+    """
+
+    of_mixture = True
+    keys: EvaluateConfig
+    chosen: frozenset[int] = frozenset()  # sample ids
+
+    def content_hash(self, opened: Run) -> str:
+        evaluated = stage_of(opened.config, "evaluate").content_hash(opened)
+        return digest({"evaluate": evaluated, "check": self.keys.check, "check_n": self.keys.check_n})
+
+    def task(self, opened: Run) -> Task:
+        rows = stage_of(opened.config, "evaluate").rows(opened, ["sample_id", "robust"])
+        robust = rows["sample_id"][rows["robust"]].tolist()
+        n = min(self.keys.check_n or len(robust), len(robust))
+        self.chosen = frozenset(robust[i * len(robust) // n] for i in range(n))
+        return super().task(opened)
+
+    def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
+        import torch
+
+        from ..attacks.published import pyautoattack_images
+        from ..mixing.classifier import MixedClassifier
+
+        x, y = worker.images(partition)
+        model, name = worker.model, worker.model_name
+        tried = torch.tensor([i in self.chosen for i in range(partition.start, partition.stop)], device=x.device)
+        rows, x_adv, n_forward, n_backward = tried.nonzero().squeeze(1), x.clone(), 0, 0
+        if len(rows):
+            attacked = model.as_bypass() if isinstance(model, MixedClassifier) else model
+            x_adv[rows], n_forward, n_backward = pyautoattack_images(
+                attacked, x[rows], y[rows], threat=worker.spec.threat, budget=budget_of(self.keys),
+                seed=worker.spec.seed, batch_size=worker.shape(x).rows,
+            )  # fmt: skip
+        clean, logits = worker.logits(model, x), worker.logits(model, x_adv)
+        broken = tried & (logits.argmax(dim=1) != y)
+        columns = {"tried": tried, "broken": broken, f"{name}_attacked": logits, "x_adv": x_adv}
+        return columns, worker.counts(name, clean, y, tried & ~broken, n_forward, n_backward)
+
+
+def cross_check(config: RunConfig) -> CrossCheck | None:
+    """Return the cross-check of an evaluation; None if `evaluate.check` names no package."""
+    return CrossCheck("check", config.evaluate) if config.evaluate.check else None

@@ -10,14 +10,14 @@ Shapes: B images of a partition.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..config.register import STAGES
 from ..config.run_config import digest
 from ..distributed.tasks import Columns, Counts, Task
 from ..storage.partitions import Partition
 from ..storage.tables import SURVIVED
-from .evaluate import Evaluate
+from .evaluate import attacked_as
 from .runs import Run
 from .stage import Stage, stage_of
 
@@ -37,8 +37,8 @@ class Individual(Stage):
 
         x, y = worker.images(partition)
         outcomes = {
-            attack: worker.attacked(partition, self.evaluate.engine(worker, x, (attack,)), name=attack)
-            for attack in self.evaluate.keys.attacks
+            attack: attacked_as(self.evaluate, worker, partition, (attack,), name=attack)
+            for attack in self.evaluate.attacks
         }
         columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
         columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
@@ -50,7 +50,7 @@ class Individual(Stage):
         return digest({"individual": stage_of(opened.config, "evaluate").content_hash(opened)})
 
     def task(self, opened: Run) -> Task:
-        self.evaluate = cast(Evaluate, stage_of(opened.config, "evaluate"))
+        self.evaluate = opened.config.evaluate
         return super().task(opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:

@@ -43,9 +43,17 @@ class Run:
 
     config: RunConfig
     store: Store  # for the run's own files, `<storage>/<name>/runs/<run id>`
-    rows: Store  # for the rows that runs of one name share, `<storage>/<name>`
     inputs: Inputs
     first: int | None = None  # the images that count, in whole partitions; None for all
+
+    @functools.cached_property
+    def rows(self) -> Store:
+        """The store of the rows that runs of one name share, `<storage>/<name>`.
+
+        They lie next to the run's folder or, if that folder was copied elsewhere, in the configured storage.
+        """
+        above, _, runs = self.store.uri.rstrip("/").rpartition("/")[0].rpartition("/")
+        return self.store.at(above) if runs == RUNS else Store(self.config.storage).child(self.config.name)
 
     @functools.cached_property
     def partitions(self) -> list[Partition]:
@@ -95,7 +103,7 @@ def open_run(config: RunConfig) -> Run:
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
     impatient.exists(RUN)  # raises for a wrong address or key
     impatient.require_writable()
-    run = Run(config, run_store(config), rows_store(config), inspect_inputs(config))
+    run = Run(config, run_store(config), inspect_inputs(config))
     _write_or_compare(impatient, run)
     for opened in (run.rows, run.store):
         opened.sweep()
@@ -115,7 +123,7 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
         raise MissingArtifact(
             f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack"
         ) from None
-    return Run(config, store, rows_store(config, patience_seconds), _inputs_in(described, store.address(RUN)))
+    return Run(config, store, _inputs_in(described, store.address(RUN)))
 
 
 def stored_run(store: Store, *, trusted: bool = False) -> Run:
@@ -156,23 +164,15 @@ def described_run(store: Store) -> dict[str, Any]:
 
 def run_of(store: Store, described: Mapping[str, Any]) -> Run:
     """Return the run that `run.yaml` describes; this imports its extensions."""
-    address = store.address(RUN)
+    address, folder = store.address(RUN), described.get("folder") or ""
     inputs = _inputs_in(described, address)
-    find = places(store, described)
-    config = parse_config(described["config"], address, folder=described.get("folder") or "", find=find)
-    # the rows lie next to the run's folder or, if that folder was copied elsewhere, in its storage
-    above, _, runs = store.uri.rstrip("/").rpartition("/")[0].rpartition("/")
-    return Run(config, store, store.at(above) if runs == RUNS else rows_store(config), inputs)
+    config = parse_config(described["config"], address, folder=folder, find=places(store, described))
+    return Run(config, store, inputs)
 
 
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
     """Return the store of a run's own files, `<storage>/<name>/runs/<run id>`."""
     return Store(config.storage, patience_seconds).child(config.place())
-
-
-def rows_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
-    """Return the store of the rows that runs of one name share, `<storage>/<name>`."""
-    return Store(config.storage, patience_seconds).child(config.name)
 
 
 def _write_or_compare(store: Store, run: Run) -> None:
@@ -205,9 +205,9 @@ def _write_or_compare(store: Store, run: Run) -> None:
 
 
 def _require_same_inputs(run: Run, stored: Inputs) -> None:
-    was, now = stored.checksums, run.inputs.checksums
-    changed = [key for key, value in now.items() if was.get(key) != value]
-    if changed or stored != run.inputs:
+    if stored != run.inputs:
+        was, now = stored.checksums, run.inputs.checksums
+        changed = [key for key, value in now.items() if was.get(key) != value]
         what = ", ".join(f"{key} was {was.get(key, '?')[:12]} and is {now[key][:12]}" for key in changed)
         raise ContentHashMismatch(
             f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "

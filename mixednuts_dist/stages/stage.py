@@ -69,10 +69,6 @@ class Stage:
         """Return, for `estimate`, the forward and backward passes of the most expensive image, by classifier."""
         return {}
 
-    def likely_share(self, opened: Run) -> tuple[float, str] | None:  # noqa: ARG002
-        """Return, for `estimate` before the stage starts, the likely share of the passes, and the reason."""
-        return None
-
     def costs(self, opened: Run) -> Mapping[Partition, float] | None:  # noqa: ARG002
         """Return the expected cost per partition in any unit, or None for the number of images."""
         return None

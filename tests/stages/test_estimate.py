@@ -36,9 +36,8 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     attack.run(config, executor=local_executor)
     monkeypatch.setattr(ray_executor, "time_passes", lambda *_: before.pass_seconds)
     attacked, evaluated = estimate.run(config, executor=ray_executor).stages
-    assert (attacked.images_left, attacked.at_most) == (0, 0)
-    assert evaluated.likely is not None and 0 < evaluated.likely <= evaluated.at_most
-    assert "the same images as rob" in evaluated.basis
+    assert (attacked.images_left, attacked.at_most, attacked.likely) == (0, 0, 0)
+    assert evaluated.likely is None and evaluated.at_most > 0
 
 
 def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
@@ -51,7 +50,5 @@ def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig
     each = before.pass_seconds["mixed"].of(*rounds.passes)
     assert rounds.at_most == pytest.approx(24 * each * (0.5 + 3 * 0.25))
     attack.run(config, executor=local_executor)
-    attacked = estimate.run(config, executor=local_executor).stages[1]
-    assert attacked.likely is not None and 0 < attacked.likely < attacked.at_most
     search.run(config, executor=local_executor)
     assert [stage.stage for stage in estimate.run(config, executor=local_executor).stages] == ["attack", "evaluate"]

@@ -7,7 +7,6 @@ import pytest
 
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.choosing import wanted_images
@@ -103,34 +102,13 @@ def test_evaluation_starts_from_the_points_of_the_rounds(
     assert not (cached_N & broken_N).any()  # what a round has found is tried before anything else
 
 
-class Reporting(DebugExecutor):
-    """Keeps what it was given to report."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-        self.report = self.said.append
-
-
-def test_round_reports_its_images_and_reuses_rows(tmp_path: Path, local_executor: Any) -> None:
-    content = tiny_content(tmp_path, search=WIDE, data={"uri": "digits", "n": N_IMAGES})
-    config = parse_config({**content, "partition_size": 16})
-    attack.run(config, executor=local_executor)
-    with Reporting() as executor:
-        first = search.run(config, executor=executor)
-        (search_line, round_line), last_line = executor.said[:2], executor.said[-1]
-        assert round_line.startswith(
-            "round 1 of at most 3 attacks the images close to the margin threshold of beta 0.9"
-        )
-        assert search_line.endswith(f"(s, p, c) on the stored logits of {N_IMAGES} images")
-        assert last_line.startswith((search_line, f"round {len(first.rounds)} of"))
-    other = parse_config({**content, "partition_size": 16, "search": {**WIDE, "betas": [1.0, 0.9]}})
+def test_another_run_reuses_the_rows_of_rounds(searched: tuple[RunConfig, SearchResult], local_executor: Any) -> None:
+    config, first = searched
+    other = config.with_changes(search=config.search.with_changes(betas=(1.0, 0.9)))
     assert other.run_id() != config.run_id()
     watcher = Watcher()
-    with Reporting() as executor:
-        again = search.run(other, executor=executor, progress=watcher)
-        assert watcher.computed == []
-        assert all(said.startswith("searching") for said in executor.said)
+    again = search.run(other, executor=local_executor, progress=watcher)
+    assert watcher.computed == []
     assert again.rounds == first.rounds
     assert again.deployed() == first.deployed()
 

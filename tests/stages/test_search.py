@@ -84,22 +84,6 @@ def test_renamed_criterion_gives_the_same_search(tmp_path: Path, local_executor:
     assert found[1] == replace(found[0], criterion="clean-images")
 
 
-def test_predictions_use_the_clamp_of_their_entry(configured: Configured, local_executor: Any) -> None:
-    config = configured(clamp="softplus")
-    result = search.run(config, executor=local_executor)
-    opened = reopen_run(config)
-    rows = read_attack_records(opened.rows, opened.partitions, opened.attack_content_hash)
-    for entry in result.entries:
-        std_pred = rows.std_clean_NK.argmax(dim=1)
-        right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, std_pred, entry.mixture())
-        assert int(right.sum()) == entry.clean_correct
-        for correct, (low, high) in (
-            (entry.clean_correct, entry.clean_interval),
-            (entry.kept_predicted, entry.kept_interval),
-        ):
-            assert 0 <= low <= correct / entry.total <= high <= 1
-
-
 def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, local_executor: Any) -> None:
     """Rounds included, which attack no other image: the search reads the same sample of every table."""
     config = configured(sample=12, rounds=1)
@@ -128,8 +112,7 @@ def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Config
     result = search.run(config, executor=local_executor)
     rows, (note,) = candidates(config), [note for note in result.notes if "was widened" in note]
     assert len(rows) == result.n_candidates > 512
-    reached = [f"search.{name}s reach" for name in ("scale",)]
-    assert all(text in note for text in (*reached, f"{max(row['power'] for row in rows):.3g}", "search.widen: 0"))
+    assert f"{max(row['power'] for row in rows):.3g}" in note and "search.widen: 0" in note
     assert_best(result, rows)
     plain = parse_config({**content, "search": {**content["search"], "widen": 0}})
     attack.run(plain, executor=local_executor)
