@@ -77,7 +77,7 @@ class VerifyAdvImages(Stage):
     def content_hash(self, opened: Run) -> str:
         from ..images.adv_image_files import adv_images_checksum
 
-        return digest({"stage": super().content_hash(opened), "points": adv_images_checksum(self.keys.file)})
+        return digest({"stage": super().content_hash(opened), "file": adv_images_checksum(self.keys.file)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Check the file, then verify the partitions.
@@ -85,18 +85,19 @@ class VerifyAdvImages(Stage):
         Raises:
             DatasetError: if the file holds examples for other images.
         """
-        from ..images.adv_image_files import read_adv_images
-        from ..images.datasets import open_dataset
+        import torch
 
-        first, _ = open_dataset(opened.config.data.uri).read(0, 1)
-        read_adv_images(self.keys.file).require_match(opened.inputs.n_images, first)
+        from ..images.adv_image_files import read_adv_images
+
+        inputs = opened.inputs
+        read_adv_images(self.keys.file).require_match(inputs.n_images, torch.empty(0, *inputs.image_shape))
         super().complete(opened, executor, progress)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return {self.model_name(opened.config): (2, 0)}
 
     def words(self) -> str:
-        return f"right at the points of {self.keys.file} too"
+        return f"also correct on the images of {self.keys.file}"
 
     def _rows(self, opened: Run) -> tuple[dict[str, Tensor], Tensor | None]:
         """Return the stage's rows and, after the evaluation, its robust images (N,) of the last classifier."""
@@ -112,7 +113,7 @@ class VerifyAdvImages(Stage):
         if evaluated_N is not None:
             robust_NM[:, -1] &= evaluated_N
         return [
-            Outcome(f"{name}, at given points", int(clean_N.sum()), int(robust_N.sum()), len(robust_N))
+            Outcome(f"{name}, submitted images", int(clean_N.sum()), int(robust_N.sum()), len(robust_N))
             for name, clean_N, robust_N in zip(
                 classifier_names(opened.config), rows["clean_right"].T, robust_NM.T, strict=True
             )

@@ -1,6 +1,6 @@
 """Run the task of a stage on all unfinished partitions of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..config.register import load_extensions
@@ -13,7 +13,6 @@ from ..distributed.worker_spec import WorkerSpec
 from ..storage.index import IndexWriter
 from ..storage.partitions import Partition
 from ..storage.records import PartitionSummary
-from ..storage.store import Store
 from .driver_notes import record_current_stage, stage_clock
 from .progress import RunProgress
 from .runs import Run, finished_partitions
@@ -36,18 +35,18 @@ def run_partitions(
     Raises:
         PartitionFailed: if partitions fail repeatedly; all others are finished first.
     """
-    finished = finished_partitions(opened, task.stage, task.content_hash)
-    todo = [partition for partition in opened.partitions if partition not in finished]
-    progress.stage_started(label or task.stage, opened.n_images, [*finished.values()])
+    name, finished = label or task.stage, finished_partitions(opened, task.stage, task.content_hash)
+    todo, n = [partition for partition in opened.partitions if partition not in finished], len(finished)
+    progress.stage_started(name, opened.n_images, [*finished.values()])
     index = IndexWriter(opened.rows, task.stage, task.content_hash, finished)
-    n = len(finished)
     if not todo:
         index.flush()
-        progress.stage_finished(label or task.stage, f"nothing to do: {n} of {n} partitions are done")
+        progress.stage_finished(name, f"nothing to do: {n} of {n} partitions are done")
         return
-    _delete_error_logs(opened.store, task.stage, todo)
+    logs = {f"errors/{log}" for log in opened.store.names("errors")}  # written by earlier commands
+    for log in logs & {error_log(task.stage, partition) for partition in todo}:
+        opened.store.delete(log)
     record_current_stage(opened.store, task.stage, task.content_hash)
-    computed = list[PartitionSummary]()
     with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
         pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
 
@@ -57,7 +56,6 @@ def run_partitions(
             pool.counts.update(images=n_images, broken=n_broken, forward_passes=summary.n_forward)
 
         def written(summary: PartitionSummary) -> None:
-            computed.append(summary)
             index.add(summary)
             count(summary)
             progress.partition_done(summary)
@@ -70,16 +68,8 @@ def run_partitions(
         finally:
             index.flush()
     opened.rows.sweep()  # unfinished files of killed workers
-    done = f"{len(computed)} partition{'s' * (len(computed) != 1)} computed"
-    done += f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
-    progress.stage_finished(task.stage, done)
-
-
-def _delete_error_logs(store: Store, stage: str, todo: Sequence[Partition]) -> None:
-    """Delete the logs of earlier failures of the partitions that are tried again."""
-    left = {f"errors/{name}" for name in store.names("errors")}
-    for path in left & {error_log(stage, partition) for partition in todo}:
-        store.delete(path)
+    before = f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
+    progress.stage_finished(name, f"{len(todo)} partition{'s' * (len(todo) > 1)} computed{before}")
 
 
 def worker_spec(opened: Run) -> WorkerSpec:

@@ -33,7 +33,6 @@ from .search_result import evaluate_content_hash
 from .stage import budget_of
 from .warm_start import StoredExamples, examples_of_round, round_folder
 
-Mixed = tuple[float | str | int | None, ...]  # equal for two choices of the same mixed classifier
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack
 # Attacked are the images closest to the margin threshold, as a share of the images predicted to remain robust, in the
 # first and in later rounds: on the digits, nearly all images that break are among the closest third.
@@ -54,7 +53,7 @@ class Rounds:
         none = torch.arange(0)
         self._points = AttackedPoints(rows.rob_attacked_BK[:0], none, none)
         self._rows = replace(rows, points=self._points)
-        self._broken: dict[Mixed, Tensor] = {}  # verified in float32, for each attacked choice
+        self._broken: dict[tuple[float, ...], Tensor] = {}  # verified in float32, for each attacked choice
         self._done: list[SearchRound] = []
 
     def _read(self, stage: str, content_hash: str, columns: Sequence[str]) -> list[Tensor]:
@@ -247,5 +246,6 @@ def round_budget(evaluate: EvaluateConfig) -> AttackBudget:
     return replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
 
 
-def _mixed(entry: Choice) -> Mixed:
-    return entry.scale, entry.power, entry.bias, entry.one_minus_alpha, entry.clamp, entry.ln_k
+def _mixed(entry: Choice) -> tuple[float, ...]:
+    """Return what two choices of the same mixed classifier have in common."""
+    return *entry.at, entry.one_minus_alpha

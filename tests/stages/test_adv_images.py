@@ -50,7 +50,7 @@ def test_own_adversarial_examples_break_nothing_new(finished: RunConfig, tmp_pat
     torch.save({"adv_complete": rows["x_adv"]}, tmp_path / "x_adv.pt")
     outcomes, found = verified_images(finished, tmp_path / "x_adv.pt")
     mixed = outcomes[-1]
-    assert mixed.name == "mixed, at given points"
+    assert mixed.name == "mixed, submitted images"
     assert (mixed.robust, mixed.total) == (int(rows["robust"].sum()), N)
     clean, broken, new, _ = found["verified"]["mixed"]
     assert broken == clean[0] - int(rows["robust"].sum())
