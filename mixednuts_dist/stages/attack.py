@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.attack_config import AttackConfig
 from ..config.register import STAGES
@@ -87,7 +87,8 @@ class Attack(Stage):
         from ..mixing.transforms import LayerNormTransform
 
         rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
-        budget, options = budget_of(self.keys), {"stop_when_broken": self.keys.stop_when_broken}
-        if self.keys.method == "square":
-            return worker.attacked(partition, rob, ("square-margin",), budget, name="rob", copies=None, **options)
-        return worker.attacked(partition, rob, MMAA, budget, name="rob", planner=margin_plan, **options)
+        square = self.keys.method == "square"
+        attacks = ("square-margin",) if square else MMAA
+        options: dict[str, Any] = {"copies": None} if square else {"planner": margin_plan}
+        options["stop_when_broken"] = self.keys.stop_when_broken
+        return worker.attacked(partition, rob, attacks, budget_of(self.keys), name="rob", **options)

@@ -103,7 +103,7 @@ class Evaluate(Stage):
 def attacked_as(
     keys: EvaluateConfig, worker: Workbench, partition: Partition, attacks: Sequence[str], **options: Any
 ) -> AttackResult:
-    """Run attacks on `worker.model` as the keys of an evaluation say."""
+    """Run attacks on `worker.model` with the settings of an evaluation."""
     budget = budget_of(keys, worker.spec.threat.norm)
     return worker.attacked(partition, worker.model, attacks, budget, mode=keys.mode, eot=keys.eot, **options)
 
