@@ -11,7 +11,6 @@ Shapes: S slots, images of C x H x W.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -168,7 +167,6 @@ class Apgd(Stepper[ApgdState]):
         state.n_increases.masked_fill_(due, 0)
 
 
-@cache
 def reviews(n_iter: int) -> list[int]:
     """Return, by iteration, the number of steps that a review after it looks back on; 0 if no review is due.
 
