@@ -1,6 +1,6 @@
 """Which partition a free worker gets next, which partitions fail and which places fail; without Ray or a clock.
 
-The pool uses it, and so does the simulated cluster of the tests.
+The pool uses it, and so does the simulated cluster of the benchmarks.
 
 The partitions of the highest expected cost go out first. A worker also learns which partitions it gets next, so that
 their images take the slots that become free. They are reserved for it, but only while enough is left for all workers. A

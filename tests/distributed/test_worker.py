@@ -14,7 +14,7 @@ from mixednuts_dist.attacks.scheduler import Scheduler
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.measurements import device_settings
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.errors import BaseClassifierError, DatasetError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
@@ -93,12 +93,15 @@ def interrupt(*_: Scheduler) -> Never:
     raise KeyboardInterrupt
 
 
-def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_path: Path) -> None:
+def test_other_images_or_weights_than_the_driver_s_are_refused(worker: AttackWorker, tmp_path: Path) -> None:
     dataset = open_dataset("digits")
     images, labels = dataset.read(0, 899)
     np.savez(tmp_path / "shifted.npz", images=images.roll(1, 0).numpy(), labels=labels.roll(1, 0).numpy())
     other = AttackWorker(replace(worker.spec, data=DatasetSource(f"npz:{tmp_path / 'shifted.npz'}")))
     with pytest.raises(DatasetError, match="holds 899 images, and their labels are not those that the driver saw"):
+        other.ready()
+    other = AttackWorker(replace(worker.spec, checksums={**worker.spec.checksums, "rob": "0" * 64}))
+    with pytest.raises(BaseClassifierError, match="this machine holds other weights"):
         other.ready()
 
 

@@ -1,6 +1,6 @@
 """Kill processes, nodes and services under a run: its rows and its table are those of an undisturbed run.
 
-Killed workers of one machine and images that crash a worker are in tests/distributed/test_pool.py.
+Killed workers of one machine are in tests/distributed/test_pool.py.
 """
 
 import json
