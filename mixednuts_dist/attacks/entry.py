@@ -31,7 +31,7 @@ def checked_labels(
     x_BCHW: Tensor,
     y_B: Tensor,
     threat: ThreatModel,
-    attacks: Sequence[str] | None = None,
+    attacks: Sequence[str],
     eot: int | None = None,
 ) -> Tensor:
     """Check the arguments of `autoattack`, with its errors and warnings, and return the labels as int64."""
@@ -45,7 +45,7 @@ def checked_labels(
             f"labels range from {int(y_B.min())} to {int(y_B.max())}, the model's classes from 0 to "
             f"{logits_BK.shape[1] - 1}"
         )
-    if attacks is None or any(ATTACKS.get(name).takes_gradient for name in attacks):
+    if any(ATTACKS.get(name).takes_gradient for name in attacks):
         _check_gradient(model, tried, logits_BK)
     return y_B.long()
 
@@ -63,9 +63,9 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
     check_threat(threat)
     if isinstance(attacks, str):
         raise InvalidInputError(f"attacks={attacks!r} is one string; give a list of names: [{attacks!r}]")
-    for name in attacks or ():
+    for name in attacks:
         ATTACKS.check(name)
-    check_norm(attacks or (), threat.norm)
+    check_norm(attacks, threat.norm)
 
 
 def _check_mode(model: Any, random: bool) -> None:

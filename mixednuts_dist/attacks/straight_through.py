@@ -71,11 +71,13 @@ class StraightThrough(nn.Module):
         """Return the network's logits, (B, K)."""
         if not (torch.is_grad_enabled() and x_BCHW.requires_grad):
             return self.network(x_BCHW)  # type: ignore[no-any-return]
+        # The hooks come and go with each pass. As a decorator, `disable` would import the compiler in every process.
+        return torch.compiler.disable(self._pass)(x_BCHW)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _pass(self, x_BCHW: Tensor) -> Tensor:
         if self.cuts is None:
             self.cuts = _find_cuts(self.network, x_BCHW)
-        # The hooks come and go with each pass. As a decorator, `disable` would import the compiler in every process.
-        opened = torch.compiler.disable(_with_identities)  # type: ignore[no-untyped-call]
-        return opened(self.network, x_BCHW, self.cuts)  # type: ignore[no-any-return]
+        return _with_identities(self.network, x_BCHW, self.cuts)
 
 
 def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
