@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import Passes, as_out_of_memory
-from ..acceleration.gradient_copy import input_gradient
-from ..acceleration.tf32 import tf32_allowed
+from ..acceleration.batch_shape import Passes
 from ..mixing.margins import log_one_minus_signed_margin
-from .gradient_model import GradientModel
+from .gradient_model import GradientModel, Outputs
 from .image_record import Job, QueuedPoint
 from .stepper import Counts, Doubles, Flags, Images, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
@@ -118,29 +116,19 @@ class Batch:
     def _evaluate(self, x: Tensor) -> StepResult | None:
         """One forward pass and, if it is due, one backward pass; None if memory was short."""
         labels, targets = self._points.labels, self._points.targets
+
+        def loss_of(outputs: Outputs) -> Tensor:
+            return self.stepper.loss(self._state, outputs, labels, targets)
+
         try:
-            if self.model.compiled:
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            with tf32_allowed(self.model.tf32), as_out_of_memory():
-                if self._takes_gradient:
-                    x_leaf = x.detach().requires_grad_()
-                    with torch.enable_grad():
-                        outputs = self.model.run(x_leaf)
-                        draws = outputs.draws or [outputs]
-                        losses = [self.stepper.loss(self._state, each, labels, targets) for each in draws]
-                        loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(dim=0)
-                        grad = input_gradient(loss, x_leaf)
-                else:
-                    loss = grad = x.new_zeros(0)
-                    with torch.no_grad():
-                        outputs = self.model.run(x)
-                logits = outputs.model_logits.detach().float()
+            logits, loss, grad = self.model.evaluate(x, loss_of if self._takes_gradient else None)
         except torch.OutOfMemoryError:
             if len(x) == 1:
                 raise
             return None
+        logits = logits.float()
         log1m_margin, wrong = log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels
-        return StepResult(logits, labels, targets, log1m_margin, wrong, loss.detach(), grad)
+        return StepResult(logits, labels, targets, log1m_margin, wrong, loss, grad)
 
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.

@@ -85,14 +85,28 @@ class GradientModel:
     tf32: bool = False
     compiled: bool = False
 
+    def evaluate(self, x_BCHW: Tensor, loss_of: Callable[[Outputs], Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the classifier's logits, the losses and the input gradient of their sum, without graphs.
+
+        Without `loss_of` there is no backward pass, and losses and gradient are empty.
+        """
+        if self.compiled:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        with tf32_allowed(self.tf32), as_out_of_memory(), torch.set_grad_enabled(loss_of is not None):
+            leaf = x_BCHW.detach().requires_grad_(loss_of is not None)
+            outputs = self.run(leaf)
+            if loss_of is None:
+                return outputs.model_logits.detach(), leaf.new_zeros(0), leaf.new_zeros(0)
+            loss = torch.stack([loss_of(each) for each in outputs.draws or [outputs]]).mean(dim=0)
+            return outputs.model_logits.detach(), loss.detach(), input_gradient(loss, leaf)
+
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and an input gradient, to compare batch shapes by their bits."""
-        with tf32_allowed(self.tf32), as_out_of_memory(), torch.enable_grad():
-            x_BCHW = x_BCHW.detach().clone().requires_grad_()
-            outputs = self.run(x_BCHW)
-            # Cross-entropy towards one class: its gradient passes through every logit with a different weight.
-            loss = outputs.logits.logsumexp(dim=1).sum() - outputs.logits[:, 0].sum()
-            return outputs.model_logits, input_gradient(loss, x_BCHW)
+        """Return the logits and an input gradient, to compare batch shapes by their bits.
+
+        The gradient of the cross-entropy towards one class passes through every logit with a different weight.
+        """
+        logits, _, grad = self.evaluate(x_BCHW, lambda outputs: outputs.logits.logsumexp(dim=1) - outputs.logits[:, 0])
+        return logits, grad
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.precision import FastCopies
-from ..acceleration.tf32 import tf32_allowed
 from ..attacks.gradient_model import AttackedModel
 
 _ENOUGH_SECONDS, _MOST_REPEATS = 1.0, 20
@@ -44,14 +43,9 @@ def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor, copies: 
 
 
 def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
-    def forward() -> None:
-        with torch.no_grad(), tf32_allowed(attacked.fast.tf32):
-            attacked.fast.run(x_BCHW).model_logits  # noqa: B018, the property computes the logits
-
-    def both() -> None:
-        attacked.fast.probe(x_BCHW)
-
-    return PassSeconds(_seconds(forward, x_BCHW) / len(x_BCHW), _seconds(both, x_BCHW) / len(x_BCHW))
+    forward = _seconds(lambda: attacked.fast.evaluate(x_BCHW, None), x_BCHW)
+    both = _seconds(lambda: attacked.fast.probe(x_BCHW), x_BCHW)
+    return PassSeconds(forward / len(x_BCHW), both / len(x_BCHW))
 
 
 def _seconds(act: Callable[[], Any], x_BCHW: Tensor) -> float:
