@@ -12,26 +12,24 @@ from mixednuts_dist.attacks.stepper import ImageSummary
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from tests.helpers.small_nets import images, mixture
+from tests.helpers.small_nets import SHAPE, images, mixture
 
 THREAT = ThreatModel("Linf", 0.05)
 QUICK = AttackBudget(n_iter=20, n_target_classes=3, n_queries=150)
 
 
-@pytest.fixture
-def mixed() -> MixedClassifier:
-    return mixture()
+Pair = tuple[MixedClassifier, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture
-def pair(mixed: MixedClassifier) -> tuple[torch.Tensor, torch.Tensor]:
-    x = images(16, (3, 8, 8))
-    return x, mixed(x).argmax(dim=1)
+def pair() -> Pair:
+    mixed, x = mixture(), images(16, SHAPE)
+    return mixed, x, mixed(x).argmax(dim=1)
 
 
 @pytest.mark.parametrize("mode", ["transfer", "bypass"])
-def test_an_image_once_misclassified_stays_so_in_the_record(mixed, pair, mode: str) -> None:
-    x, y = pair
+def test_an_image_once_misclassified_stays_so_in_the_record(pair: Pair, mode: str) -> None:
+    mixed, x, y = pair
     state = torch.random.get_rng_state()
     found = autoattack(mixed, x, y, threat=THREAT, mode=mode, budget=QUICK)
     assert torch.equal(torch.random.get_rng_state(), state), "the global generator was used"
@@ -46,8 +44,8 @@ def test_an_image_once_misclassified_stays_so_in_the_record(mixed, pair, mode: s
     assert 0 < int(found.robust.sum()) < len(x)
 
 
-def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
-    x, y = pair
+def test_cached_images_only_strengthen_the_adversary(pair: Pair) -> None:
+    mixed, x, y = pair
     strong = autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
     cached = autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=strong.x_adv)
     assert list(cached.survived) == ["warm-start"]
@@ -92,25 +90,24 @@ def test_borderline_images_repeat_apgd_in_float32(plan_of: str) -> None:
     (0.7, 0.0, [True, True, False]),  # a twentieth of the clean margin
     (0.5005, 0.5, [True, True, False]),
 ])  # fmt: skip
-def test_borderline_depends_on_alpha_and_temperature(
-    alpha: float, temperature: float, expected: list[bool], mixed
-) -> None:
+def test_borderline_depends_on_alpha_and_temperature(alpha: float, temperature: float, expected: list[bool]) -> None:
+    mixed = mixture()
     model = MixedClassifier(mixed.std, mixed.rob, mixed.transform, alpha, temperature=temperature)
     setting = Setting(THREAT, QUICK, 10, model=model)
     images = [ImageSummary(margin, 1.0, 0.0, margin) for margin in (0.0004, 0.004, 0.051)]
     assert [setting.is_borderline(image) for image in images] == expected
 
 
-def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
+def test_unknown_attacks_and_modes_are_named(pair: Pair) -> None:
     with pytest.raises(InvalidInputError, match=r"attack 'fabt' is not known.*fab.*Valid names: apgd-ce, apgd-t"):
-        autoattack(mixed, *pair, threat=THREAT, attacks=("fabt",))
+        autoattack(*pair, threat=THREAT, attacks=("fabt",))
     with pytest.raises(InvalidInputError, match=r"'transfre'.*transfer, bypass"):
-        autoattack(mixed, *pair, threat=THREAT, mode="transfre")
+        autoattack(*pair, threat=THREAT, mode="transfre")
 
 
 @pytest.mark.slow
-def test_transfer_is_as_strong_as_pyautoattack_on_the_bypass(mixed, pair) -> None:
-    x, y = pair
+def test_transfer_is_as_strong_as_pyautoattack_on_the_bypass(pair: Pair) -> None:
+    mixed, x, y = pair
     published = AutoAttack(
         mixed.as_bypass(), norm="Linf", eps=THREAT.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
         device="cpu",
