@@ -4,7 +4,6 @@ import hashlib
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from ..errors import StoreError
@@ -53,13 +52,14 @@ class S3(Files):
     def _call(self, method: str, path: str, *content: bytes, n_bytes: int = 0, **options: Any) -> Any:
         return self._renewing(lambda: super(S3, self)._call(method, path, *content, n_bytes=n_bytes, **options))
 
-    def _list(self, **options: Any) -> Any:
-        call, limits = self._fs.call_s3, {"Bucket": self._bucket, "timeout": ANSWER_SECONDS}
-        return self._renewing(lambda: call("list_objects_v2", **limits, **options))
+    def _request(self, operation: str, **options: Any) -> Any:
+        """Send a request that fsspec has no method for."""
+        options |= {"Bucket": self._bucket, "timeout": ANSWER_SECONDS}
+        return self._renewing(lambda: self._fs.call_s3(operation, **options))
 
     def _entry(self, path: str) -> dict[str, Any] | None:
         """Return an object's entry in a listing: among the keys that begin with its key, that key is the first."""
-        page = self._list(Prefix=self._key(path), MaxKeys=1)
+        page = self._request("list_objects_v2", Prefix=self._key(path), MaxKeys=1)
         return next((entry for entry in page.get("Contents", ()) if entry["Key"] == self._key(path)), None)
 
     def _key(self, path: str) -> str:
@@ -73,7 +73,7 @@ class S3(Files):
         prefix, more, found = f"{self._key(folder)}/".lstrip("/"), dict[str, str](), dict[str, int | None]()
         while True:
             try:
-                page = self._list(Prefix=prefix, Delimiter="/", **more)
+                page = self._request("list_objects_v2", Prefix=prefix, Delimiter="/", **more)
             except FileNotFoundError as error:
                 raise StoreError(in_words(error, f"s3://{self._bucket}")) from error
             found |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", ())}
@@ -91,9 +91,8 @@ class S3(Files):
         if entry is None or hashlib.sha256(content).hexdigest() != sha256:
             return False
         self.create(aside, content)
-        delete = partial(self._fs.call_s3, "delete_object", Bucket=self._bucket, Key=self._key(path))
         return conditionally(
-            lambda: self._renewing(lambda: delete(IfMatch=entry["ETag"], timeout=ANSWER_SECONDS)),
+            lambda: self._request("delete_object", Key=self._key(path), IfMatch=entry["ETag"]),
             lambda: self.delete(path),
         )
 
