@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,10 +68,13 @@ class Folder(Files):
 
     def sweep(self) -> None:
         """Delete the drafts of killed writers, which are older than any write takes."""
-        for draft in Path(self._root).glob(f"{DRAFT}*"):
-            with contextlib.suppress(OSError):
-                if time.time() - draft.stat().st_mtime > _ABANDONED_SECONDS:
-                    draft.unlink()
+        if drafts := list(Path(self._root).glob(f"{DRAFT}*")):
+            with tempfile.TemporaryFile(dir=self._root) as file:
+                now = os.fstat(file.fileno()).st_mtime  # by the clock of the file system, which drafts have, too
+            for draft in drafts:
+                with contextlib.suppress(OSError):
+                    if now - draft.stat().st_mtime > _ABANDONED_SECONDS:
+                        draft.unlink()
 
 
 @contextlib.contextmanager
