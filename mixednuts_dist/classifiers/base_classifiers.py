@@ -157,14 +157,18 @@ def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
         if mean is None:
             continue
         received: list[Tensor] = []
-        hook = module.register_forward_pre_hook(lambda _, images, seen=received: seen.extend(images))
+        hook = module.register_forward_pre_hook(
+            lambda _, given, seen=received: seen.extend(x for x in given if isinstance(x, Tensor))
+        )
         logits_BK, before = model(images_BCHW), mean.clone()
         hook.remove()
+        low, high = min([0.0, *(float(x.min()) for x in received)]), max([1.0, *(float(x.max()) for x in received)])
+        if low >= -_TOLERANCE and high <= 1 + _TOLERANCE:
+            continue
         mean.add_(0.25)
         is_used = not torch.equal(model(images_BCHW), logits_BK)
         mean.copy_(before)
-        low, high = min([0.0, *(float(x.min()) for x in received)]), max([1.0, *(float(x.max()) for x in received)])
-        if is_used and (low < -_TOLERANCE or high > 1 + _TOLERANCE):
+        if is_used:
             where = f"its part {name!r} ({type(module).__name__})" if name else type(module).__name__
             return (
                 f"the images are normalized twice: {where} subtracts its own mean, but receives values from {low:.2f} "

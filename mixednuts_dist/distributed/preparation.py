@@ -69,7 +69,7 @@ class PartTask(Task):
         if there is None:
             store.write(name, encode_part(rows, self.content_hash))
         part = ImagePart(name, partition.start, partition.stop, rows.sha256)
-        return PartDone(part, rows.image_shape, there is not None, time.perf_counter() - started)
+        return PartDone(part, rows.images.shape[1:], there is not None, time.perf_counter() - started)
 
     def order(self, dataset: Dataset) -> Sequence[int]:
         """Return the order in which the parts hold the images."""

@@ -59,9 +59,6 @@ class ArrayImages(Dataset):
             for start in range(0, len(self), _CHUNK):
                 check_images(*self.read(start, start + _CHUNK), self.uri)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
         return self._tensors(slice(start, stop))

@@ -24,7 +24,8 @@ class Dataset(Protocol):
     uri: str
     labels: np.ndarray[Any, Any]  # (N,) int64, known without reading an image
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> "tuple[Tensor, int]":
         """Return one image, float32 (C, H, W) in [0, 1], and its label.

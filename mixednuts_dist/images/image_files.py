@@ -44,9 +44,6 @@ class ImageFiles(Dataset):
     preprocess: str | None
     class_names: tuple[str, ...]  # class 0, 1, ...
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels. Raises as `take`."""
         return self.take(range(start, min(stop, len(self))))

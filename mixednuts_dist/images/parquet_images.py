@@ -74,12 +74,6 @@ class ImageRows:
     labels: np.ndarray[Any, Any]  # (B,) int64
     names: tuple[str, ...]  # what the source calls each image
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Return (C, H, W)."""
-        _, channels, height, width = self.images.shape
-        return channels, height, width
-
     @cached_property
     def sha256(self) -> str:
         """Return the checksum of shape, names, labels and pixels."""
@@ -100,9 +94,6 @@ class ParquetImages(Dataset):
 
     def __post_init__(self) -> None:
         self.labels = np.array(self.manifest.labels, np.int64)
-
-    def __len__(self) -> int:
-        return len(self.manifest.labels)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels.

@@ -1,20 +1,14 @@
 """The embedded pair: what the README and the digits run rely on."""
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.classifiers.factories import DEMO_EPS, demo_rob, demo_std
+from mixednuts_dist.classifiers.factories import DEMO_EPS
 from mixednuts_dist.images.arrays import load_digits_split
 
 N_PGD_ITERATIONS = 20
-
-
-@pytest.fixture(scope="module")
-def test_half() -> tuple[Tensor, Tensor]:
-    return load_digits_split("test")
 
 
 def accuracy(classifier: nn.Module, images: Tensor, labels: Tensor) -> float:
@@ -32,27 +26,13 @@ def pgd(classifier: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return adversarial
 
 
-def test_std_is_accurate_and_rob_noticeably_less_so(test_half: tuple[Tensor, Tensor]) -> None:
-    std, rob = accuracy(demo_std(), *test_half), accuracy(demo_rob(), *test_half)
-    assert std > 0.98
-    assert 0.85 < rob < std - 0.05
-
-
-def test_pgd_breaks_std_but_not_rob(test_half: tuple[Tensor, Tensor]) -> None:
-    images, labels = test_half
-    std, rob = demo_std(), demo_rob()
-    assert accuracy(std, pgd(std, images, labels), labels) < 0.10
-    assert accuracy(rob, pgd(rob, images, labels), labels) > 0.50
-
-
-def test_the_second_robust_classifier_is_another_one(test_half: tuple[Tensor, Tensor]) -> None:
-    images, labels = test_half
-    light = load_classifier("demo:rob_light")
-    assert accuracy(light, images, labels) > accuracy(demo_rob(), images, labels) + 0.03
-    assert accuracy(light, pgd(light, images, labels), labels) > 0.50
-
-
-def test_demo_noisy_is_accurate_under_noise(test_half: tuple[Tensor, Tensor]) -> None:
-    images, labels = test_half
+def test_each_embedded_classifier_has_its_strength() -> None:
+    images, labels = load_digits_split("test")
+    nets = {name: load_classifier(f"demo:{name}") for name in ("std", "rob", "rob_light", "noisy")}
+    clean = {name: accuracy(net, images, labels) for name, net in nets.items()}
+    attacked = {name: accuracy(net, pgd(net, images, labels), labels) for name, net in nets.items()}
     moved = images + 0.25 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-    assert accuracy(load_classifier("demo:noisy"), moved, labels) > max(accuracy(demo_rob(), moved, labels) + 0.05, 0.9)
+    assert clean["std"] > 0.98 and attacked["std"] < 0.10
+    assert 0.85 < clean["rob"] < clean["std"] - 0.05 and attacked["rob"] > 0.50
+    assert clean["rob_light"] > clean["rob"] + 0.03 and attacked["rob_light"] > 0.50
+    assert accuracy(nets["noisy"], moved, labels) > max(accuracy(nets["rob"], moved, labels) + 0.05, 0.9)
