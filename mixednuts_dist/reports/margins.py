@@ -64,10 +64,8 @@ class MarginSplit:
     log_cutoff: float  # log(1 - margin threshold)
     kept: Count  # attacked and correct images with a margin at or above the threshold
     left_to_std: Count  # clean and wrong images with a margin below it
-    edges: Annotated[
-        tuple[float, ...], Field(default=(), exclude=True)
-    ]  # histogram bins over log10(margin / (1 - margin))
-    # images per bin: attacked and right, clean and wrong
+    # Histogram bins over log10(margin / (1 - margin)), and images per bin: attacked and right, clean and wrong.
+    edges: Annotated[tuple[float, ...], Field(default=(), exclude=True)]
     counts: Annotated[tuple[tuple[int, ...], tuple[int, ...]], Field(default=((), ()), exclude=True)]
 
 
@@ -168,19 +166,14 @@ def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None
 
     Mixing depends on this ratio, because scaling all margins scales the margin threshold too. None if a group is empty.
     """
-    attacked_right, clean_wrong = _two_medians(groups, classifier)
+    attacked_right, clean_wrong = _two_groups(groups, classifier, "median")
     return attacked_right / clean_wrong if attacked_right is not None and clean_wrong else None
 
 
 def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
     """Return the paper's margin gap, the difference of the same two medians."""
-    attacked_right, clean_wrong = _two_medians(groups, classifier)
+    attacked_right, clean_wrong = _two_groups(groups, classifier, "median")
     return None if attacked_right is None or clean_wrong is None else attacked_right - clean_wrong
-
-
-def _two_medians(groups: Iterable[MarginGroup], classifier: str) -> tuple[float | None, float | None]:
-    medians = {(group.images, group.correct): group.median for group in groups if group.classifier == classifier}
-    return medians.get(("attacked", True)), medians.get(("clean", False))
 
 
 def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
@@ -188,9 +181,14 @@ def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | No
 
     If M takes all margins close to 1, a threshold separates these. None if a group is empty or the latter median is 0.
     """
-    found = {(group.images, group.correct): group.distance for group in groups if group.classifier == classifier}
-    clean_wrong, attacked_right = found.get(("clean", False)), found.get(("attacked", True))
+    attacked_right, clean_wrong = _two_groups(groups, classifier, "distance")
     return clean_wrong / attacked_right if clean_wrong is not None and attacked_right else None
+
+
+def _two_groups(groups: Iterable[MarginGroup], classifier: str, value: str) -> list[float | None]:
+    """Return a value of the groups "attacked and correct" and "clean and wrong" of a classifier."""
+    found = {(group.images, group.correct): getattr(group, value) for group in groups if group.classifier == classifier}
+    return [found.get(kind) for kind in _SPLIT]
 
 
 def medians_table(groups: Sequence[MarginGroup]) -> Table:

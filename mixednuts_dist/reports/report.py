@@ -28,7 +28,6 @@ from ..stages.runs import Run, reopen_run, require_complete
 from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result
 from ..stages.stage import Stage, stage_of
-from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
@@ -37,10 +36,8 @@ from .figures import tradeoff
 from .page import report_files
 from .results import (
     TRANSFER_ATTACK,
-    AttackTally,
     RunResults,
     gather_results,
-    square_note,
     stage_costs,
 )
 from .results_file import AccuracyRow, SurvivalStep
@@ -114,21 +111,28 @@ def collect(opened: Run) -> RunReport:
     config, stage = opened.config, stage_of(opened.config, "evaluate")
     stage.require_needs(opened)
     content_hash = stage.content_hash(opened)
-    summaries = {stage.name: list(require_complete(opened, stage.name, content_hash).values())}
-    counted = _rob_results(opened, content_hash) if config.std is None else _mixture_results(opened, content_hash)
-    if config.std is not None:
+    summaries = {stage.name: [*require_complete(opened, stage.name, content_hash).values()]}
+    changes, missing = dict[str, Any](), list[str]()
+    if config.std is None:
+        attacks = {"rob": "adaptive " * opened.inputs.mixed + _attack_words(config)}
+        counted = gather_results(_batches(opened, content_hash), search=None, attacks=attacks, **_description(opened))
+    else:
         attacked = require_complete(opened.searched, "attack", opened.attack_content_hash)
-        summaries = {"attack": list(attacked.values()), **summaries}
+        summaries = {"attack": [*attacked.values()], **summaries}
+        search, batches = read_search_result(opened), _batches(opened, content_hash)
+        counted = gather_results(batches, search=search, attacks=attacks_said(config), **_description(opened))
+        changes["candidates"] = tuple(read_candidates(opened, search.deployed_beta))
+        changes["worst"], changes["class_names"], missing = _pictures(opened, counted.worst, content_hash)
     added, unfinished = _added_stages(opened)
     certified = (stage.certified(opened) for stage in added)
     survival, opinion = _second_opinion(opened, counted.survival)
     results = replace(
         counted,
+        **changes,
         survival=survival,
         notes=(
             *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
-            *counted.notes, *opinion, *_red_flags(opened, content_hash),
-            *unfinished,
+            *counted.notes, *missing, *opinion, *_red_flags(opened, content_hash), *unfinished,
         ),
         stages=(*counted.stages, *(row for stage, found in added.items() for row in _rows(opened, stage, found))),
         tables=stage_tables(opened, [stage, *added]),
@@ -137,34 +141,6 @@ def collect(opened: Run) -> RunReport:
         provenance=_provenance(config, opened.store),
     )  # fmt: skip
     return RunReport(**vars(results))
-
-
-def _mixture_results(opened: Run, content_hash: str) -> RunResults:
-    """Count the rows of the attack and evaluate stages, and read the images to look at."""
-    results = gather_results(
-        _batches(opened, content_hash), search=read_search_result(opened),
-        attacks=attacks_said(opened.config), **_description(opened),
-    )  # fmt: skip
-    worst, class_names, missing = _pictures(opened, results.worst, content_hash)
-    return replace(
-        results,
-        notes=(*results.notes, *missing),
-        candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
-        worst=worst,
-        class_names=class_names,
-    )
-
-
-def _rob_results(opened: Run, content_hash: str) -> RunResults:
-    """Count the attacks on `rob` alone, for a run without `std`."""
-    steps, tally = steps_of(opened), AttackTally()
-    for partitions in _parts(opened):
-        tally.add(read_evaluate_records(opened.rows, partitions, content_hash, steps, classifier="rob"))
-    attack, survival = "adaptive " * opened.inputs.mixed + _attack_words(opened.config), tally.survival()
-    return RunResults(
-        **_description(opened), accuracy=(tally.accuracy("rob", attack),), survival=survival,
-        notes=tuple(square_note(survival)), warm_start=tally.warm_start,
-    )  # fmt: skip
 
 
 def _attack_words(config: RunConfig) -> str:
@@ -247,22 +223,21 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
     }
 
 
-def _parts(opened: Run) -> Iterator[list[Partition]]:
-    """Yield the partitions in groups, so that memory does not grow with their number."""
+def _batches(opened: Run, content_hash: str) -> Iterator[tuple[AttackRecords | None, EvaluateRecords]]:
+    """Yield the rows of the attack, which `search.first` limits, and of the evaluation.
+
+    Each batch has some partitions, so that memory does not grow with their number.
+    """
+    steps, first, std = steps_of(opened), opened.config.search.first, opened.config.std
+    seen = None if first is None else torch.arange(first)
     each = max(1, _LOGITS_AT_A_TIME // (opened.inputs.n_classes * opened.partition_size))
     for start in range(0, len(opened.partitions), each):
-        yield opened.partitions[start : start + each]
-
-
-def _batches(opened: Run, content_hash: str) -> Iterator[tuple[AttackRecords | None, EvaluateRecords]]:
-    """Yield the rows of the attack, which `search.first` limits, and of the evaluation."""
-    steps, first = steps_of(opened), opened.config.search.first
-    seen = None if first is None else torch.arange(first)
-    for partitions in _parts(opened):
-        read = [part for part in partitions if first is None or part.start < first]
+        parts, classifier = opened.partitions[start : start + each], "rob" if std is None else "mixed"
+        evaluated = read_evaluate_records(opened.rows, parts, content_hash, steps, classifier=classifier)
+        read = [part for part in parts if std is not None and (first is None or part.start < first)]
         yield (
             read_attack_records(opened.rows, read, opened.attack_content_hash, sample_ids=seen) if read else None,
-            read_evaluate_records(opened.rows, partitions, content_hash, steps),
+            evaluated,
         )
 
 
@@ -322,7 +297,7 @@ def _second_opinion(
 
 def _pictures(
     opened: Run, chosen: tuple[WorstImage, ...], content_hash: str
-) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[WorstImage, ...], tuple[str, ...], list[str]]:
     """Return the images to look at and the class names; no images and a note if the data set cannot be read."""
     names, source = opened.config.data.class_names, opened.config.data.uri
     try:
@@ -331,11 +306,11 @@ def _pictures(
         dataset = open_dataset(source)
         clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]
     except DatasetError as error:
-        return (), names, (f"No images are shown: {error}",)
+        return (), names, [f"No images are shown: {error}"]
 
     def attacked(image: WorstImage) -> torch.Tensor:
         return opened.columns("evaluate", content_hash, ["x_adv"], torch.tensor([image.sample_id]))["x_adv"]
 
     seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
     found = tuple(replace(image, pixels=(clean_1[0], attacked_1[0])) for image, clean_1, attacked_1 in seen)
-    return found, names or tuple(getattr(dataset, "class_names", ())), ()
+    return found, names or tuple(getattr(dataset, "class_names", ())), []

@@ -164,7 +164,7 @@ class RunResults:
 def gather_results(
     batches: Iterable[tuple[AttackRecords | None, EvaluateRecords]],
     *,
-    search: SearchResult,
+    search: SearchResult | None,
     attacks: Mapping[str, str],
     **description: Any,
 ) -> RunResults:
@@ -172,14 +172,21 @@ def gather_results(
 
     Args:
         batches: rows of the evaluate stage, and those of the attack stage about the first of the same images.
-        search: what the search chose.
+        search: what the search chose; None for a run without `std`, which attacks `rob` alone.
         attacks: the attack on each of `std`, `rob` and `mixed`, in words.
         description: fields of `RunResults` that describe the run.
 
     Raises:
         InvalidInputError: if there are no rows, or if two sets of rows are about different images.
     """
-    chosen, hits, mixed_tally = search.deployed(), Counter[str](), AttackTally()
+    if search is None:
+        rob_tally = _AttackTally()
+        for _, evaluate in batches:
+            rob_tally.add(evaluate)
+        alone, survival = rob_tally.accuracy("rob", attacks["rob"]), rob_tally.survival()
+        notes, warm = _square_note(survival), rob_tally.warm_start
+        return RunResults(**description, accuracy=(alone,), survival=survival, notes=tuple(notes), warm_start=warm)
+    chosen, hits, mixed_tally = search.deployed(), Counter[str](), _AttackTally()
     transform = chosen.transform()
     margins, worst = MarginTally(transform, search.ln_k), WorstTally()
     for attack, evaluate in batches:
@@ -222,8 +229,7 @@ def gather_results(
     )
     black_box = [BLACK_BOX_NOTE] if ClassifierSource(str(description["std"])).is_black_box else []
     black_box += [BLACK_BOX_ROB_NOTE] if ClassifierSource(results.rob).is_black_box else []
-    notes = (*search.notes, *black_box, *_observations(results))
-    return replace(results, notes=notes)
+    return replace(results, notes=(*search.notes, *black_box, *_observations(results)))
 
 
 def _seen_and_unseen(seen: AccuracyRow, mixed: AccuracyRow) -> tuple[AccuracyRow, ...]:
@@ -254,7 +260,7 @@ def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTran
     return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
 
 
-class AttackTally:
+class _AttackTally:
     """Counts what an attack did to one classifier, batch by batch."""
 
     def __init__(self) -> None:
@@ -477,10 +483,10 @@ def _observations(results: RunResults) -> list[str]:
             "from the stored adversarial examples. The adaptive attack found perturbations that the search had not "
             "seen."
         )
-    return [*notes, *square_note(results.survival)]
+    return [*notes, *_square_note(results.survival)]
 
 
-def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
+def _square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
     """Return a note if Square broke images after the white-box attacks."""
     square = next((step for step in survival if step.step == "square"), None)
     if square is None or not square.lost:

@@ -92,15 +92,11 @@ class Table:
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            cells = [row[index] for row in self.rows]
-            counts = [_with_count(cell, intervals=intervals) for cell in cells if isinstance(cell, Count)]
+            counts = [cell_text(row[index], intervals=intervals) for row in self.rows if isinstance(row[index], Count)]
             widest = max(map(len, counts), default=None)  # a heading may wrap, a count may not
             shown.add_column(Text(heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
-            texts = [
-                Text(_with_count(cell, intervals=intervals) if isinstance(cell, Count) else cell_text(cell))
-                for cell in row
-            ]
+            texts = [Text(cell_text(cell, intervals=intervals)) for cell in row]
             shown.add_row(*texts, style="bold" if row[0] == self.bold else "")
         return shown
 
@@ -108,10 +104,8 @@ class Table:
         """Write unrounded numbers; a count takes the columns NAME_correct, _total, _percent, _low and _high."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        counted = [any(isinstance(row[i], Count) for row in self.rows) for i in range(len(self.columns))]
         heads = [
-            [f"{name}_{part}" for part in COUNTED] if is_count else [name]
-            for name, is_count in zip(self.columns, counted, strict=True)
+            [f"{name}_{part}" for part in COUNTED] if is_count else [name] for name, is_count in self._counted().items()
         ]
         writer.writerow([head for group in heads for head in group])
         for row in self.rows:
@@ -122,10 +116,7 @@ class Table:
     def as_latex(self, comment: str) -> str:
         """Return a `tabular` for `\\input` with the printed columns; it needs the booktabs package."""
         table = self.only(self.printed or self.columns)
-        counted = [any(isinstance(row[i], Count) for row in table.rows) for i in range(len(table.columns))]
-        heads = [
-            _latex_heading(name) + r" (\%)" * is_count for name, is_count in zip(table.columns, counted, strict=True)
-        ]
+        heads = [_latex_heading(name) + r" (\%)" * is_count for name, is_count in table._counted().items()]
         body = [[_latex_cell(cell) for cell in row] for row in table.rows]
         head, *rest = [f"  {' & '.join(cells)} " + r"\\" for cells in (heads, *body)]
         alignment = "l" + "r" * (len(table.columns) - 1)
@@ -151,6 +142,10 @@ class Table:
         """Return the rows as plain values."""
         return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
 
+    def _counted(self) -> dict[str, bool]:
+        """Return whether each column has counts."""
+        return {name: any(isinstance(row[i], Count) for row in self.rows) for i, name in enumerate(self.columns)}
+
     def _kinds(self) -> list[str]:
         """Return the CSS classes of each column: a phone hides `more`, and `words` are aligned to the left."""
         shown = self.printed or self.columns
@@ -160,12 +155,16 @@ class Table:
         ]
 
 
-def cell_text(cell: Cell) -> str:
-    """Write a cell for people: a count as `773/1000 77.30 [74.60, 79.80]`, a number with four digits, a dash."""
-    if cell is None:
+def cell_text(cell: Cell, *, intervals: bool = True) -> str:
+    """Write a cell for people: a count as in `566/609 92.9 [90.6, 94.7]`, a number with four digits, a dash.
+
+    Counts of equally many images have equal widths.
+    """
+    if isinstance(cell, Count) and cell.total:
+        counted = f"{cell.correct:>{len(str(cell.total))}}/{cell.total} {percent_text(cell):>5}"
+        return f"{counted} {interval_text(cell):>12}" if intervals else counted
+    if cell is None or isinstance(cell, Count):
         return "–"
-    if isinstance(cell, Count):
-        return _with_count(cell, intervals=True)
     if isinstance(cell, Seconds):
         return seconds_text(cell)
     if isinstance(cell, float):
@@ -193,15 +192,6 @@ def _latex_heading(name: str) -> str:
         return HEADINGS[name][1]
     words = name.replace("_", " ")
     return latex_text(words[:1].upper() + words[1:])
-
-
-def _with_count(cell: Count, *, intervals: bool) -> str:
-    """Write a count as in `566/609 92.9 [90.6, 94.7]`, with equal widths for counts of equally many images."""
-    if not cell.total:
-        return "–"
-    width = len(str(cell.total))
-    counted = f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5}"
-    return f"{counted} {interval_text(cell):>12}" if intervals else counted
 
 
 def _csv_cells(cell: Cell, width: int) -> list[Any]:

@@ -11,15 +11,8 @@ from tests.helpers.real import CIFAR10, ZOO
 
 pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
 
-CIFAR = {
-    "model": f"py:{ZOO}:rob_c10_resnet4b", "data": CIFAR10,
-}  # fmt: skip
-
+CIFAR = {"model": f"py:{ZOO}:rob_c10_resnet4b", "data": CIFAR10}
 SMALL = {"n_iter": 10, "n_target_classes": 2, "n_queries": 30}
-
-
-def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    return {row[column]: row for row in rows}
 
 
 # The difference of both packages' counts on 20 digits at one seed has a standard deviation of 0.7 images for AutoAttack
@@ -29,9 +22,8 @@ SPREAD, SPREAD_ALONE = 0.7, 1.5
 
 def test_threats_prints_counts_and_a_markdown_table() -> None:
     given = ["--threat", "Linf:0.12", "--threat", "L1:1", "--individual", "-n", "20"]
-    result = CliRunner().invoke(
-        threats.main, [*given, "--n-iter", "10", "--n-target-classes", "2", "--n-queries", "30"]
-    )
+    given += ["--n-iter", "10", "--n-target-classes", "2", "--n-queries", "30"]
+    result = CliRunner().invoke(threats.main, given)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [row["threat"] for row in found["versions"]] == ["Linf, eps = 0.12", "L1, eps = 1"]
@@ -52,7 +44,7 @@ def test_threats_prints_counts_and_a_markdown_table() -> None:
 def test_cut_gradients_of_a_real_network_are_passed_too(behind: str) -> None:
     budget = {"n_iter": 20, "n_target_classes": 3, "n_queries": 20}
     rows = threats.run(**CIFAR, behind=behind, threats=["Linf:4/255"], n_images=16, **budget)
-    found = by("attack", rows["masked gradients"])
+    found = {row["attack"]: row for row in rows["masked gradients"]}
     assert found["standard: here, masked"]["standing"] - found["standard: here"]["standing"] >= 4
     assert found["standard: here"]["percent of the drop by hand"] >= 90
 

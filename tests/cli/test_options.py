@@ -62,8 +62,8 @@ PATIENCE_SECONDS = 400  # on a machine that does ten other things
 INTERRUPTED = "Interrupted. Finished partitions are stored; run the same command to resume."
 
 
-def command(work: str, puts_away: float) -> "subprocess.Popen[str]":
-    code = LISTENING + COMMAND.replace("WORK", work).replace("PUTS_AWAY", str(puts_away))
+def command(work: str, puts_away: float, listening: str = LISTENING) -> "subprocess.Popen[str]":
+    code = listening + COMMAND.replace("WORK", work).replace("PUTS_AWAY", str(puts_away))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -107,16 +107,12 @@ def test_second_signal_ends_a_running_command() -> None:
 
 def test_nohup_command_survives_its_terminal() -> None:
     ignoring = LISTENING + "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    code = ignoring + COMMAND.replace("WORK", "ordinary").replace("PUTS_AWAY", "0.1")
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as one:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
-        one.send_signal(signal.SIGHUP)
+    with command("ordinary", 0.1, ignoring) as process:
+        process.send_signal(signal.SIGHUP)
         time.sleep(0.5)
-        assert one.poll() is None
-        one.send_signal(signal.SIGTERM)
-        assert one.wait(PATIENCE_SECONDS) == 143
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 143
 
 
 def test_error_on_the_terminal_has_no_escape_sequence_and_no_password(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,7 @@ TIME = len("2026-01-31 12:00:00 ")
 
 def summary(start: int, stop: int) -> PartitionSummary:
     n = stop - start
-    return PartitionSummary(
-        "attack", 0, start, stop, clean_correct=n, robust=n // 2, seconds=1.0, n_forward=9, n_backward=9, node="a",
-        classifier="rob",
-    )  # fmt: skip
+    return PartitionSummary("attack", 0, start, stop, n, n // 2, 1.0, 9, 9, node="a", classifier="rob")
 
 
 @pytest.fixture
