@@ -44,13 +44,7 @@ class BaseClassifierError(MixedNutsError):
 
 
 class MissingExtra(MixedNutsError):
-    """A feature needs a package of an extra that is not installed.
-
-    Args:
-        feature: the requested feature.
-        package: the missing package.
-        extra: the extra of mixednuts_dist that installs it.
-    """
+    """A feature needs a package that an extra of mixednuts_dist installs."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         super().__init__(f"{feature} needs {package}. Run in the clone: pip install '.[{extra}]'")
@@ -99,25 +93,17 @@ class ClusterError(MixedNutsError):
     """Ray cannot be reached, or its workers cannot start."""
 
 
-_SECRETS = (
-    (re.compile(r"://[^/@\s'\"]+@"), "://...@"),
-    (
-        re.compile(r"(?i)([?&][^=&\s]*(?:token|secret|password|signature|credential|key|sig)[^=&\s]*=)[^&\s'\"]+"),
-        r"\1...",
-    ),
-)
+_PASSWORD = re.compile(r"://[^/@\s'\"]+@")
+_TOKEN = re.compile(r"(?i)([?&][^=&\s]*(?:token|secret|password|signature|credential|key|sig)[^=&\s]*=)[^&\s'\"]+")
 
 
 def redacted(text: str) -> str:
     """Remove the passwords and tokens of addresses from a text.
 
-    Example:
-        >>> redacted("s3://key:secret@bucket/runs, https://host/x?token=abc&n=1")
-        's3://...@bucket/runs, https://host/x?token=...&n=1'
+    >>> redacted("s3://key:secret@bucket/runs, https://host/x?token=abc&n=1")
+    's3://...@bucket/runs, https://host/x?token=...&n=1'
     """
-    for pattern, instead in _SECRETS:
-        text = pattern.sub(instead, text)
-    return text
+    return _TOKEN.sub(r"\1...", _PASSWORD.sub("://...@", text))
 
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}

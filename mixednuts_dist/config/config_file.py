@@ -12,7 +12,6 @@ from ..errors import ConfigError, redacted
 
 _DEEPEST_KEY = 8  # parts of a key.path
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
-_MOST_VALUES = 1_000_000
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # what PyYAML raises for `!!int ''`
 
 
@@ -50,10 +49,7 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}: byte {error.start + 1} (line {line}) is not UTF-8; save the file as UTF-8 text"
-        ) from error
+        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8 text") from error
     found = read_yaml(text, str(path))
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold keys and values; it holds {type(found).__name__}")
@@ -63,25 +59,16 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
 def read_yaml(text: str, source: str) -> Any:
     """Return the value of a YAML text. Raises as `read_yaml_file`, with messages that begin with `source`."""
     try:
-        loader = _Loader(text)
-        try:
-            found = loader.get_single_data()
-            _size(found, {})
-            return found
-        finally:
-            loader.dispose()
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{source}: not readable as YAML: {where}{error.problem or error.context}") from error
-    except OverflowError as error:
-        raise ConfigError(f"{source}: not readable as YAML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source}: not readable as YAML: its lists and keys are nested too deeply") from error
+        problem = error.problem or error.context
+        problem = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
     except yaml.reader.ReaderError as error:
-        raise ConfigError(
-            f"{source}: not readable as YAML: character {error.position + 1} is {error.character:#x}, which is not text"
-        ) from error
+        problem = f"character {error.position + 1} is {error.character:#x}, which is not text"
+    except RecursionError:
+        problem = "its lists and keys are nested too deeply"
+    raise ConfigError(f"{source}: not readable as YAML: {problem}")
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:
@@ -100,21 +87,6 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     node[last] = read_yaml(text, f"--set {shortened(override)}")
 
 
-def _size(value: Any, known: dict[int, int]) -> int:
-    """Count the values, and count a shared value (`*name`) wherever it occurs.
-
-    Raises:
-        OverflowError: for more values than a configuration needs. Nested lists of a shared list reach a billion.
-    """
-    if id(value) not in known:
-        kept = (*value, *value.values()) if isinstance(value, dict) else value
-        parts = kept if isinstance(kept, list | tuple) else ()
-        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
-        if known[id(value)] > _MOST_VALUES:
-            raise OverflowError(f"it holds more than {_MOST_VALUES:,} values")
-    return known[id(value)]
-
-
 def read_json(content: bytes) -> Any:
     """Return the value of a JSON file of a run.
 
@@ -128,21 +100,30 @@ def read_json(content: bytes) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader of plain values, which also rejects a key that occurs twice."""
+    """PyYAML's loader of plain values, which also rejects a key that occurs twice, and a reference (`*name`).
+
+    Nested references to one list would reach a billion values.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise _refused(f"*{event.anchor} refers to another value. Write the value itself", event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Any, int] = {}
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in lines:
                     first = lines[key.tag, key.value]
                     raise _refused(f"the key {shortened(key.value)} already occurs on line {first}", key.start_mark)
                 lines[key.tag, key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ARG002
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep=True)  # which rejects a list that contains itself
+            return super().construct_object(node, deep)
         except _UNREADABLE as error:
             kind = node.tag.rpartition(":")[2]
             raise _refused(f"{shortened(node.value)} cannot be read as {kind}", node.start_mark) from error

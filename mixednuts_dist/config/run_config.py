@@ -24,7 +24,6 @@ from .versions import FAST
 RUNS = "runs"  # the folder of the runs of one name
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", RUNS, "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # followed by the hash, it is a valid folder name on any file system
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fast": {
         "attack": {key: FAST[key] for key in ("n_iter", "n_target_classes")},
@@ -58,8 +57,8 @@ class RunConfig(Section):
     """One run: the keys of the YAML file."""
 
     name: str = Field(
-        json_schema_extra={"pattern": f"^{_NAME}$"}, description="Name of the run, with which its run ID begins."
-    )
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run, with which its run ID begins."
+    )  # followed by the hash, it is a valid folder name on any file system
     data: DataConfig
     std: ClassifierSource | None = Field(
         default=None,
@@ -179,16 +178,6 @@ class RunConfig(Section):
         return (
             {**content, "evaluate": {"attacks": ["square"], **evaluate}} if isinstance(evaluate, Mapping) else content
         )
-
-    @field_validator("name")
-    @classmethod
-    def _names_a_folder(cls, name: str) -> str:
-        if not re.fullmatch(_NAME, name):
-            raise ValueError(
-                "takes 1 to 64 letters from A to Z or a to z, digits, dots, underscores and hyphens, the first one a "
-                f"letter or a digit; this has {len(name)} characters"
-            )
-        return name
 
     @field_validator("storage")
     @classmethod
