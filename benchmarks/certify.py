@@ -90,7 +90,7 @@ def _drawn(
 def _certified(answers: SmoothedAnswers) -> Table:
     """Certified images, by ours and by the published radius."""
     bounds, rows = answers.bounds, list[list[Cell]]()
-    chosen_N = answers.radii(ROB_ALONE) > -torch.inf
+    chosen_N = answers.classes_N == answers.labels_N
     for alpha in ALPHAS:
         mixture = _mixture(alpha)
         published_N = published_radius(*bounds, sigma=SIGMA, alpha=alpha)

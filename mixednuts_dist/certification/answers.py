@@ -59,17 +59,13 @@ class SmoothedAnswers:
         right_N: Tensor = classes_N == self.labels_N
         return right_N
 
-    def radii(self, mixture: Mixture) -> Tensor:
-        """Return certified radii, (N,) float64; -inf if the chosen class is not the label."""
-        p_top_N, p_second_N = self.bounds
-        radii_N = certified_radius(p_top_N, sigma=self.plan.sigma, alpha=mixture.alpha, p_second_B=p_second_N)
-        return torch.where(self.classes_N == self.labels_N, radii_N, -torch.inf)
-
     def reach(self, mixture: Mixture) -> Tensor:
-        """Return the largest certified radius of each image, (N,), 0 for none."""
+        """Return the largest radius at which each image is certified to have its label, (N,) float64; 0 for none."""
         if mixture.alpha <= 0.5:  # the standard classifier alone may decide
             return torch.zeros(len(self.labels_N), dtype=torch.float64)
-        return self.radii(mixture).clamp_min(0)
+        p_top_N, p_second_N = self.bounds
+        radii_N = certified_radius(p_top_N, sigma=self.plan.sigma, alpha=mixture.alpha, p_second_B=p_second_N)
+        return torch.where(self.classes_N == self.labels_N, radii_N.clamp_min(0), 0.0)
 
     def certified(self, mixture: Mixture, radius: float) -> Tensor:
         """Return which images are certified at a radius, (N,) bool."""

@@ -190,33 +190,21 @@ class RunConfig(Section):
         return storage
 
     @model_validator(mode="after")
-    def _mixture_to_attack(self) -> "RunConfig":
-        entries = ATTACKS.entries()
-        for attack in self.evaluate.attacks if self.std is None else ():
-            if entries[attack].facts.get("mixtures_only"):
-                raise ValueError(
-                    f"evaluate.attacks: {attack!r} attacks mixed classifiers, and this run has no `std`; leave it out"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _queries_alone(self) -> "RunConfig":
-        if not self.rob.is_black_box:
-            return self
-        if self.attack.method != "square":
+    def _attacks_fit(self) -> "RunConfig":
+        if self.rob.is_black_box and self.attack.method != "square":
             raise ValueError(
                 f"rob={self.rob.written!r} is a black box without gradients. Set attack.method: square, or give "
                 "a network"
             )
-        for attack in self.evaluate.attacks:
-            if ATTACKS.entries()[attack].facts.get("gradients", True):
-                raise ValueError(f"evaluate.attacks: {attack!r} needs the gradients of `rob`, which is a black box")
-        return self
-
-    @model_validator(mode="after")
-    def _attacks_in_the_norm(self) -> "RunConfig":
-        method = ["square-margin"] if self.attack.method == "square" else []
-        check_norm([*method, *self.evaluate.attacks], self.threat.norm)
+        facts = {name: ATTACKS.entries()[name].facts for name in self.evaluate.attacks}
+        for name, of_attack in facts.items():
+            if self.std is None and of_attack.get("mixtures_only"):
+                raise ValueError(
+                    f"evaluate.attacks: {name!r} attacks mixed classifiers, and this run has no `std`; leave it out"
+                )
+            if self.rob.is_black_box and of_attack.get("gradients", True):
+                raise ValueError(f"evaluate.attacks: {name!r} needs the gradients of `rob`, which is a black box")
+        check_norm([*["square-margin"] * (self.attack.method == "square"), *facts], self.threat.norm)
         return self
 
     @classmethod

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_clean_correct, robust_lower_bound
 from ..mixing.transforms import LogitMap
@@ -28,8 +27,6 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
 
     If the rows have `points`, the margin threshold is centered first, and each image counts by its hardest example.
     """
-    if not len(cached.labels_B):
-        raise InvalidInputError("cached has no image: there is nothing to predict from")
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
     if cached.points is None:
         held_B = robust_B & robust_lower_bound(cached.rob_attacked_BK, cached.labels_B, choice.mixture())

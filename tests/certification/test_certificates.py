@@ -92,21 +92,17 @@ def test_a_std_that_cannot_lead_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("vote", "arguments", "said"),
     [
-        ({"sigma": 0.0, "alpha": 0.9}, "sigma=0.0 must be positive"),
-        ({"sigma": math.inf, "alpha": 0.9}, "must be positive"),
-        ({"sigma": 0.25, "alpha": 0.5}, "standard classifier alone decides"),
-        ({"sigma": 0.25, "alpha": 1.5}, "alpha=1.5"),
-        ({"sigma": 0.25, "alpha": 0.9, "std_lead": 2.0}, "std_lead=2.0"),
-        ({"sigma": 0.25, "alpha": 0.9, "std_lead": -1.1}, "std_lead=-1.1"),
+        (0.9, {"sigma": 0.0, "alpha": 0.9}, "sigma=0.0 must be positive"),
+        (0.9, {"sigma": math.inf, "alpha": 0.9}, "must be positive"),
+        (0.9, {"sigma": 0.25, "alpha": 0.5}, "standard classifier alone decides"),
+        (0.9, {"sigma": 0.25, "alpha": 1.5}, "alpha=1.5"),
+        (0.9, {"sigma": 0.25, "alpha": 0.9, "std_lead": 2.0}, "std_lead=2.0"),
+        (0.9, {"sigma": 0.25, "alpha": 0.9, "std_lead": -1.1}, "std_lead=-1.1"),
+        (1.2, {"sigma": 0.25, "alpha": 0.9}, "shares in"),
     ],
 )
-def test_what_cannot_be_certified_is_refused(arguments: dict[str, float], said: str) -> None:
+def test_what_cannot_be_certified_is_refused(vote: float, arguments: dict[str, float], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
-        certified_radius(torch.tensor([0.9]), **arguments)
-
-
-def test_votes_are_shares() -> None:
-    with pytest.raises(InvalidInputError, match="shares in"):
-        certified_radius(torch.tensor([1.2]), sigma=SIGMA, alpha=0.9)
+        certified_radius(torch.tensor([vote]), **arguments)

@@ -127,9 +127,3 @@ def test_too_few_draws_are_refused_with_a_number_that_would_do() -> None:
     require_enough_draws(enough, 0.999, plan.least_vote)
     with pytest.raises(InvalidInputError, match=f"n of at least {enough}"):
         require_enough_draws(enough - 1, 0.999, plan.least_vote)
-
-
-@pytest.mark.parametrize(("n", "confidence"), [(0, 0.999), (100, 1.0), (100, 0.0)])
-def test_no_draws_and_no_doubt_are_refused(n: int, confidence: float) -> None:
-    with pytest.raises(InvalidInputError):
-        Looks.of(n, confidence)

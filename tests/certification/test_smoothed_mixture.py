@@ -38,6 +38,17 @@ def smoothed(alpha: float = 0.8, **changes: object) -> mn.SmoothedMixture:
     return mn.SmoothedMixture(mn.MixedClassifier(std, rob, IdentityTransform(), alpha), **changes)  # type: ignore[arg-type]
 
 
+def toy(std_class: int, alpha: float, n_classes: int = 2, **changes: float) -> mn.SmoothedMixture:
+    """`rob` answers the largest of the first pixels, and `std` always answers one class."""
+    std, rob = (nn.Sequential(nn.Flatten(), nn.Linear(4, n_classes)).requires_grad_(False) for _ in range(2))
+    for network, weight, bias in (
+        (std, torch.zeros(n_classes, 4), torch.eye(n_classes)[std_class]),
+        (rob, torch.eye(n_classes, 4), torch.zeros(n_classes)),
+    ):
+        network[1].weight.copy_(weight), network[1].bias.copy_(bias)
+    return mn.SmoothedMixture(mn.MixedClassifier(std, rob, IdentityTransform(), alpha), sigma=0.5, **changes)  # type: ignore[arg-type]
+
+
 def test_a_runs_smoothed_mixture_has_the_stages_certificates(
     tmp_path: Path, digits: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,10 +95,7 @@ def test_certificate_depends_on_seed_and_sample_id(digits: tuple[Tensor, Tensor]
 
 def test_a_known_seed_is_exploited_and_a_secret_one_is_not() -> None:
     """The adversary tries images near a tie until the known noise misleads; the same images meet other noise later."""
-    rob = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).requires_grad_(False)
-    rob[1].weight.copy_(torch.eye(2, 4))
-    mixed = mn.MixedClassifier(rob, rob, IdentityTransform(), 1.0)
-    model = mn.SmoothedMixture(mixed, sigma=0.5, confidence=0.9, n_choose=20)
+    model = toy(0, 1.0, confidence=0.9, n_choose=20)
     tried = torch.tensor([0.505, 0.5, 0.0, 0.0]).view(1, 1, 2, 2).expand(1000, -1, -1, -1)  # class 0 has 0.503
     found = (model.predict(tried, n=200, seed=0) == 1).nonzero().squeeze(1)
     assert len(found) > 0
@@ -99,11 +107,7 @@ def test_a_known_seed_is_exploited_and_a_secret_one_is_not() -> None:
 
 def test_a_certified_std_is_used_up_to_its_own_radius() -> None:
     """Class 0 has 0.58 of the votes; alpha 0.8 certifies only with a `std` that keeps class 0."""
-    rob = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).requires_grad_(False)
-    rob[1].weight.copy_(torch.eye(2, 4))
-    std = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).requires_grad_(False)
-    std[1].weight.zero_(), std[1].bias.copy_(torch.tensor([1.0, 0.0]))
-    model = mn.SmoothedMixture(mn.MixedClassifier(std, rob, IdentityTransform(), 0.8), sigma=0.5)
+    model = toy(0, 0.8)
     x = torch.tensor([0.64, 0.5, 0.0, 0.0]).view(1, 1, 2, 2).expand(3, -1, -1, -1)
     assert model.certify(x, n=2000, seed=0).classes.tolist() == [ABSTAINS] * 3
     found = model.certify(x, n=2000, seed=0, std_radius_B=torch.tensor([0.0, 0.02, 5.0]))
@@ -136,11 +140,7 @@ def test_predict_follows_the_votes_or_abstains(digits: tuple[Tensor, Tensor]) ->
 
 def test_std_decides_where_its_share_outweighs_the_votes() -> None:
     """The votes are halves, so the 0.4 of `std` decides at the image, and nothing is certified around it."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False)).requires_grad_(False)
-    network[1].weight.copy_(torch.eye(3, 4))
-    std = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).requires_grad_(False)
-    std[1].weight.zero_(), std[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
-    model = mn.SmoothedMixture(mn.MixedClassifier(std, network, IdentityTransform(), 0.6), sigma=0.5)
+    model = toy(1, 0.6, n_classes=3)
     x = torch.tensor([0.5, 0.5, 0.0, 0.0]).view(1, 1, 2, 2)
     assert model.predict(x, n=1000).tolist() == [1]
     assert model.certify(x, n=1000).classes.tolist() == [ABSTAINS]

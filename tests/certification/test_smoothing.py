@@ -86,17 +86,11 @@ def test_every_batch_but_the_last_of_a_look_is_full(network: nn.Module, images: 
     assert sum(batches.sizes) == votes.n_forward == int(votes.n_drawn_B.sum()) + 12 * PLAN.n_choose
 
 
-def test_without_early_stops_every_image_takes_all_draws(network: nn.Module, images: Tensor) -> None:
-    votes, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
-    assert votes.n_drawn_B.tolist() == [800] * 12
-    assert votes.counts_BK.sum(dim=1).tolist() == [800] * 12
-    assert votes.chosen_counts_BK.sum(dim=1).tolist() == [40] * 12
-
-
-def test_stopped_image_shares_the_first_draws(network: nn.Module, images: Tensor) -> None:
-    """An early stop sees a prefix of all draws, so it counts no more hits."""
+def test_early_stop_counts_a_prefix_of_all_draws(network: nn.Module, images: Tensor) -> None:
     early, _ = votes_of(network, images, range(12))
     full, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
+    assert full.n_drawn_B.tolist() == full.counts_BK.sum(dim=1).tolist() == [800] * 12
+    assert full.chosen_counts_BK.sum(dim=1).tolist() == [40] * 12
     assert torch.equal(early.chosen_counts_BK, full.chosen_counts_BK)
     assert bool((early.counts_BK <= full.counts_BK).all())
 
