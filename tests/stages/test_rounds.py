@@ -16,6 +16,7 @@ from mixednuts_dist.storage.records import PartitionSummary, SearchResult
 from tests.helpers.runs import Watcher, tiny_content
 
 N_IMAGES = 32
+Searched = tuple[RunConfig, SearchResult]
 WIDE = {
     "beta": 0.9,
     "betas": [1.0, 0.9, 0.5],
@@ -41,28 +42,28 @@ class LooksAtStatus(Watcher):
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> tuple[RunConfig, SearchResult]:
+def searched(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Searched:
     content = tiny_content(tmp_path_factory.mktemp("rounds"), search=WIDE, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
     attack.run(config, executor=local_executor)
     return config, search.run(config, executor=local_executor)
 
 
-def test_last_choice_keeps_beta_under_attack(searched: tuple[RunConfig, SearchResult]) -> None:
+def test_last_choice_keeps_beta_under_attack(searched: Searched) -> None:
     _, result = searched
     last = next(done for done in reversed(result.rounds) if done.attacked == (result.deployed(),))
     assert last.kept[0] >= kept_images(0.9, last.of)
 
 
 @pytest.fixture
-def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds without an attack: they only measure `std` at the attack stage's points."""
+def no_new_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds without an attack: they only measure `std` at the attack stage's examples."""
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
 
 
 @pytest.mark.parametrize("deployed", [0.8, 0.99])
 def test_returning_choice_is_not_attacked_again(
-    deployed: float, searched: tuple[RunConfig, SearchResult], local_executor: Any, monkeypatch: pytest.MonkeyPatch
+    deployed: float, searched: Searched, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large beta may ask for more images than `rob` keeps."""
 
@@ -89,9 +90,7 @@ def test_unchanged_choice_is_not_evaluated_again(
     assert evaluated == learnt == len(reopen_run(config).partitions)
 
 
-def test_evaluation_starts_from_the_points_of_the_rounds(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
+def test_evaluation_starts_from_the_examples_of_rounds(searched: Searched, local_executor: Any) -> None:
     config, result = searched
     opened = evaluate.run(config, executor=local_executor)
     evaluated = evaluate_content_hash(opened, result)
@@ -102,7 +101,7 @@ def test_evaluation_starts_from_the_points_of_the_rounds(
     assert not (cached_N & broken_N).any()  # what a round has found is tried before anything else
 
 
-def test_another_run_reuses_the_rows_of_rounds(searched: tuple[RunConfig, SearchResult], local_executor: Any) -> None:
+def test_another_run_reuses_the_rows_of_rounds(searched: Searched, local_executor: Any) -> None:
     config, first = searched
     other = config.with_changes(search=config.search.with_changes(betas=(1.0, 0.9)))
     assert other.run_id() != config.run_id()
@@ -113,9 +112,7 @@ def test_another_run_reuses_the_rows_of_rounds(searched: tuple[RunConfig, Search
     assert again.deployed() == first.deployed()
 
 
-def test_a_lost_selection_is_made_again_from_the_rounds(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
+def test_a_lost_selection_is_made_again_from_the_rounds(searched: Searched, local_executor: Any) -> None:
     config, result = searched
     folder = Path(config.storage) / config.place() / "search"
     before = (folder / "selected.json").read_bytes()
@@ -126,9 +123,7 @@ def test_a_lost_selection_is_made_again_from_the_rounds(
     assert watcher.computed == []
 
 
-def test_a_round_that_lost_a_partition_computes_that_one_again(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
+def test_a_round_that_lost_a_partition_computes_that_one_again(searched: Searched, local_executor: Any) -> None:
     config, result = searched
     folder = Path(config.storage) / config.place() / "search"
     (folder / "selected.json").unlink()
@@ -157,7 +152,7 @@ def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Watcher) ->
         evaluate.run(config, executor=executor, progress=progress)
 
 
-@pytest.mark.usefixtures("no_new_points")
+@pytest.mark.usefixtures("no_new_examples")
 def test_low_evaluation_starts_one_more_round(tmp_path: Path, local_executor: Any) -> None:
     content = tiny_content(
         tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES},
