@@ -3,7 +3,7 @@
 Shapes: B images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
+from ..errors import InvalidInputError
 from .budget import AttackBudget, attacks_in
 from .entry import checked_labels
 from .gradient_model import AttackMode, shape_of
@@ -90,6 +91,8 @@ def autoattack(
         (True, ['apgd-ce'])
     """
     check_threat(threat)
+    if isinstance(budget, Mapping):
+        raise InvalidInputError(f"budget={budget} is a mapping. Pass AttackBudget(**{budget})")
     attacks, eot = attacks_in(version, attacks), version_named(version).eot if eot is None else eot
     return _attack_all(
         model, x_BCHW, y_B, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,

@@ -69,7 +69,7 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
 
 
 def _check_mode(model: Any, random: bool) -> None:
-    """Reject modules in training mode that change the logits, except dropout with draws."""
+    """Reject modules in training mode that change the logits, except dropout with draws; warn of all others."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(module).__name__
         drops = isinstance(module, _DropoutNd | nn.RReLU) or _DROPS.search(kind)
@@ -78,6 +78,8 @@ def _check_mode(model: Any, random: bool) -> None:
                 f"the model is in training mode, where {name or kind!r} ({kind}) makes logits depend on chance or on "
                 "the other images; call model.eval() first"
             )
+    if isinstance(model, nn.Module) and not random and all(module.training for module in model.modules()):
+        warnings.warn("the model is in training mode. Call model.eval() first.", stacklevel=5)
 
 
 @torch.no_grad()

@@ -103,7 +103,8 @@ class Section(BaseModel):
         if detail["type"] == "missing":
             return f"{key}: this key is required and missing"
         message = str(detail["msg"]).removeprefix("Value error, ")
-        return f"{key}: {message[:1].lower()}{message[1:]} (value {shortened(detail['input'])})"
+        place = f"{key}: " if key else ""  # a rule about several keys has no place
+        return f"{place}{message[:1].lower()}{message[1:]} (value {shortened(detail['input'])})"
 
     @classmethod
     def _keys_at(cls, location: Sequence[Any]) -> list[str]:

@@ -62,6 +62,14 @@ def test_a_model_in_training_mode_is_refused_and_not_changed(layer: nn.Module) -
     by_autoattack(model.eval(), X, Y)
 
 
+def test_training_mode_without_batch_norm_warns() -> None:
+    model = small_net(10, SHAPE).train()
+    with pytest.warns(UserWarning, match="in training mode"):
+        by_autoattack(model, X, Y)
+    assert model.training
+    by_autoattack(nn.Sequential(nn.Identity(), model.eval()), X, Y)  # the wrapper itself is in training mode
+
+
 @pytest.mark.parametrize("change", [lambda x: (x * 255).round() / 255, torch.Tensor.detach], ids=["rounds", "detaches"])
 def test_gradient_attacks_warn_of_a_model_without_gradients(change: Callable[[Tensor], Tensor]) -> None:
     model = Wrapped(change).eval()
@@ -112,6 +120,7 @@ WRONG_OF_AUTOATTACK = [
     ({"attacks": "apgd-ce"}, r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"),
     ({"eot": 0}, r"eot=0 must be a number of draws, at least 1"),
     ({"eot": 2.5}, r"eot=2.5 must be"),
+    ({"budget": {"n_iter": 5}}, r"budget={'n_iter': 5} is a mapping. Pass AttackBudget\("),
 ]
 
 
