@@ -1,6 +1,6 @@
-"""`mix`: two modules and images in, a mixed classifier with its report out.
+"""The function `mix`, which takes two modules and images, and returns a mixed classifier with its report.
 
-The call is a run like any other, computed by the stages' own code in this process, without Ray.
+A call is an ordinary run. Its stages are computed in this process, without Ray.
 """
 
 import tempfile
@@ -68,23 +68,23 @@ def mix(
         std: images (B, C, H, W) in [0, 1] -> logits (B, K), normalization inside; accurate on clean images.
         rob: the same; robust.
         images_BCHW: (B, C, H, W) floats in [0, 1] or uint8, a tensor or an array, to attack and search on. A few
-            hundred images are a start.
+            hundred images are enough to start with.
         labels_B: one class per image, (B,) integers in 0 .. K - 1.
         threat: what the adversary may change, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
         beta: target retention in [0, 1], the share of the robust images of `rob` that remain robust after mixing.
         preset: budget for all attacks; "standard" is AutoAttack, and "fast" takes a tenth of its passes.
-        seed: seed for all random starts.
-        folder: where the run is stored, as `folder/<run id>`; `mixednuts report` of that draws its page. By default it
-            is deleted. The report is held in memory in both cases.
+        seed: seed of all random numbers.
+        folder: storage of the run, in `folder/mix/runs/<run id>`; `mixednuts report` with that path draws the page. By
+            default, the run is stored in a temporary folder, which is deleted. The returned report needs no files.
         attack, search, evaluate: keys of these sections of the configuration (docs/configuration.md), for instance
             `attack={"n_iter": 20}`.
         verbose: show the progress on stderr, as the command `mixednuts run` does.
 
     Raises:
         InvalidInputError: for base classifiers that are not modules, or if no mixed classifier is possible.
-        DatasetError: for images or labels of another kind or shape.
-        BaseClassifierError: if a module does not answer one image with finite logits that depend on it alone.
-        ConfigError: for keys or values that the configuration does not have.
+        DatasetError: for images or labels of another type or shape.
+        BaseClassifierError: if a module does not return finite logits, or if they depend on the rest of the batch.
+        ConfigError: for unknown keys or invalid values in `attack`, `search` or `evaluate`.
 
     Example:
         >>> import mixednuts_dist as mn
@@ -108,7 +108,7 @@ def mix(
     images = ArrayImages("mix", pixels, labels)
     with ExitStack() as stack:
         storage = Path(folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="mixednuts-"))).absolute()
-        stack.callback(torch.set_num_threads, torch.get_num_threads())  # a worker sets its own
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # restored, because the worker sets its own
         progress = None
         if verbose:
             from .cli.options import messages

@@ -1,6 +1,6 @@
-"""The errors of the package, which have one root to catch, and the log as JSON, one object per line.
+"""The exceptions of the package, all subclasses of `MixedNutsError`, and the log as JSON, one object per line.
 
-The message of each error contains what is wrong, the value, and the next step.
+The message of each exception contains what is wrong, the value, and the next step.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 
 def printable(text: str) -> str:
-    """Escape the control characters of a text, for example of an error that a classifier raises.
+    """Escape the control characters of a text, for example in the message of an exception that a classifier raised.
 
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
@@ -63,16 +63,16 @@ class ContentHashMismatch(StoreError):
 
 
 class NewerSchema(ContentHashMismatch):
-    """A newer release wrote a stored file. It is neither read nor changed."""
+    """A stored file has another schema version, usually that of a newer release. It is neither read nor changed."""
 
 
 class DamagedFile(ContentHashMismatch):
-    """A stored file has changed since it was written. The stage that computes it again renames it.
+    """A stored file has changed since it was written. It is quarantined (renamed) and computed again by the next run.
 
     Args:
         message: what is wrong.
         address: the address of the file.
-        content: its bytes, if it should be quarantined as long as it has these.
+        content: the bytes that were read. The file is quarantined only if it still has the same bytes.
     """
 
     def __init__(self, message: str, address: str = "", content: bytes = b"") -> None:
@@ -86,7 +86,7 @@ class MissingArtifact(MixedNutsError):
 
 
 class PartitionFailed(MixedNutsError):
-    """At least one partition failed all of its tries; every other partition was finished first."""
+    """At least one partition failed all of its tries. The others were finished first, unless every try failed."""
 
 
 class ClusterError(MixedNutsError):
@@ -110,7 +110,7 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """Write time, level, logger and message, and the `extra` of the call (run, stage, partition, node, ...).
+    """Formats a record as JSON: time, level, logger, message, and the `extra` of the call (run, stage, node, ...).
 
     Names that begin with an underscore are left out, because Ray adds them to every record.
     """
@@ -129,7 +129,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_json(level: int = logging.INFO) -> None:
-    """Write the log of this process to stderr as JSON. Only entry points call it."""
+    """Write the log of this process to stderr as JSON. Only the entry points of processes call this function."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

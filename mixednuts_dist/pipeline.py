@@ -34,18 +34,19 @@ def run(
     progress: RunProgress | None = None,
     drawn: bool = True,
 ) -> RunReport:
-    """Attack, search, evaluate, run the added stages of the configuration, and report; errors as in the stages.
+    """Attack, search, evaluate, run the optional stages of the configuration, and report; errors as in the stages.
 
     Args:
         config: from `load_config` or `parse_config`.
         classifiers: modules to use instead of the URIs `std` and `rob`; the caller's modules do not change.
         images: an opened dataset to use instead of `data.uri`.
-        executor: runs all stages; by default, the one of `compute.executor`. `debug` runs in this process.
+        executor: computes all stages. By default, it is the executor that `compute.executor` names.
         progress: receives the start and end of each stage and each finished partition.
-        drawn: whether to draw the figures and the page.
+        drawn: whether to draw the figures and write the HTML page of the report.
 
-    Without `std` there is neither attack nor search. If a stage finds a damaged file, the file is quarantined and all
-    stages run again to replace it. On read-only storage, the results of a finished run are read and nothing is written.
+    Without `std`, the attack stage and the search are skipped. If a stage finds a damaged file, the file is quarantined
+    and all stages run again to replace it. On read-only storage, the results of a finished run are read and nothing is
+    written.
     """
     config, watched = with_objects(config, classifiers or {}, images), progress or RunProgress()
     try:
@@ -53,7 +54,7 @@ def run(
     except ReadOnlyStorage as error:
         try:
             return report.run(config, progress=watched) if drawn else report.collect(reopen_run(config))
-        except MissingArtifact:  # there is something to compute
+        except MissingArtifact:  # the run is not finished, so it would have to write
             raise error from None
     with executing(executor, config.compute) as used:
         for _ in range(_REPAIRS):
@@ -63,13 +64,13 @@ def run(
                 logger.warning("%s", error)
                 folder, _, name = error.address.rpartition("/")
                 opened.store.at(folder).set_aside(name, error.sha256)
-            except MissingArtifact as error:  # another driver has just quarantined it
+            except MissingArtifact as error:  # another driver has just quarantined a file
                 logger.warning("%s", error)
         return _complete(opened, used, watched, drawn)
 
 
 def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images: Dataset | None) -> RunConfig:
-    """Return the configuration with the caller's objects, which the run names by their checksums."""
+    """Return the configuration with the caller's modules and images instead of its URIs; checksums identify them."""
     changes: dict[str, Any] = {
         role: ClassifierSource.holding(model, classifier_checksum(model)) for role, model in classifiers.items()
     }
@@ -80,7 +81,7 @@ def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images
 
 
 def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunReport:
-    stages = {stage.name: stage for stage in stages_of(opened.config)}  # a stage may reject its keys before any pass
+    stages = {stage.name: stage for stage in stages_of(opened.config)}  # first, because a stage may reject its keys
     if opened.config.std is not None:
         stages["attack"].complete(opened, executor, progress)
         search.complete(opened, executor, progress)

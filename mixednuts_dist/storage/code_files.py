@@ -1,7 +1,7 @@
 """Copies of the user's Python files in a run's folder, for machines that do not have the original files.
 
 `run.yaml` records the folder of the configuration (`folder`) and the copy of each file (`code`: path as written -> path
-in the run). Code of a run is executed only if the user trusts the run (`--trust-code`, `trust_code=True`).
+in the run). The code of a run is executed only if the user trusts the run (`--trust-code`, `trust_code=True`).
 """
 
 import atexit
@@ -49,10 +49,10 @@ def places(store: Store, described: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def code_of(store: Store, path: str) -> bytes:
-    """Return the content of a copy.
+    """Return the content of a copied file; `path` is its path in the run.
 
     Raises:
-        DamagedFile: if it is not what was written.
+        DamagedFile: if the copy has changed since it was written.
     """
     content = store.read(path)
     if _digest(content) != path.split("/")[1]:
@@ -63,7 +63,10 @@ def code_of(store: Store, path: str) -> bytes:
 
 @functools.cache
 def _local_copy(store_uri: str, path: str) -> str:
-    """Return a file that Python can import; a copy in a bucket is fetched into a folder that lives as this process."""
+    """Return the path of a copied file that Python can import.
+
+    A copy in a bucket is downloaded to a temporary folder, which is deleted when this process ends.
+    """
     store = Store(store_uri)
     content = code_of(store, path)
     if "://" not in store.uri:

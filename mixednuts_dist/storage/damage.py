@@ -1,4 +1,7 @@
-"""Checksums of a run's files: tables have them in their footers, JSON files that a run needs in the key `digest`."""
+"""Write and verify the checksums of a run's files.
+
+Tables have checksums in their footers. JSON files that a run needs have one under the key `digest`.
+"""
 
 import json
 from collections.abc import Mapping
@@ -29,9 +32,9 @@ def read_signed_json(content: bytes) -> dict[str, Any]:
 
 
 def verify(store: Store) -> tuple[dict[str, DamagedFile], int]:
-    """Read every byte of every file; return path -> damage of the damaged files, and the number of files.
+    """Read all files completely; return path -> damage of the damaged files, and the number of files.
 
-    Ray Tune's own files are left out, because some are named .json and hold pickles.
+    Ray Tune's own files are left out, because some of them are named .json and contain pickles.
     """
 
     def damage(path: str) -> DamagedFile | None:
@@ -45,7 +48,7 @@ def verify(store: Store) -> tuple[dict[str, DamagedFile], int]:
 
 
 def _problem(path: str, content: bytes) -> str | None:
-    """Describe the damage of a file, or return None. Other files than tables and JSON have no checksums."""
+    """Describe the damage of a file, or return None. Only tables and JSON files have checksums."""
     if path.endswith(".parquet"):
         return table_problem(content)
     if not path.endswith(".json"):

@@ -1,4 +1,4 @@
-"""Files of any file system that fsspec opens."""
+"""The files below a folder or bucket of any file system that fsspec opens."""
 
 import hashlib
 import uuid
@@ -6,14 +6,14 @@ from typing import Any
 
 from .outages import conditionally
 
-DRAFT = ".tmp-"
-ONE_PUT = 2**30  # bytes
-# A call may take this many seconds, plus the time that its bytes take at this many bytes per second.
+DRAFT = ".tmp-"  # prefix of the names of drafts, which are renamed when they are complete
+ONE_PUT = 2**30  # bytes; larger files are written in several requests
+# A call may take `ANSWER_SECONDS`, plus the time to transfer its content at `_SLOWEST` bytes per second.
 ANSWER_SECONDS, _SLOWEST = 30.0, 2**20
 
 
 class Files:
-    """Files below one root of any fsspec file system, by relative path. The methods raise the errors of its library."""
+    """The files below one root, by relative path. The methods raise the errors of the file system's library."""
 
     def __init__(self, fs: Any, root: str) -> None:
         self._fs, self._root = fs, root.rstrip("/")
@@ -62,7 +62,7 @@ class Files:
         self._call("rm_file", path)
 
     def set_aside(self, path: str, sha256: str, aside: str) -> bool:
-        """Rename a file that has this checksum; returns whether this call did it."""
+        """Rename a file to `aside` if it has this checksum; returns whether this call renamed it."""
         content = self.read(path)
         if hashlib.sha256(content).hexdigest() != sha256:
             return False
@@ -71,7 +71,7 @@ class Files:
         return True
 
     def require_writable(self) -> None:
-        """Write a file and delete it."""
+        """Write an empty file and delete it, which raises an error if the storage is read-only."""
         probe = f"{DRAFT}{uuid.uuid4().hex}"
         self.write(probe, b"")
         self.delete(probe)

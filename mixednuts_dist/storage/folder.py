@@ -1,4 +1,4 @@
-"""Files in a local or shared folder. A file is written as a draft, which is then renamed or linked."""
+"""Files in a local or shared folder. A file is written as a draft, which then gets its name by a rename or a link."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import StoreError
 from .files import DRAFT, Files
 
-_ABANDONED_SECONDS = 3600.0  # the writer of an older draft is dead
+_ABANDONED_SECONDS = 3600.0  # the process that wrote an older draft is dead
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -23,7 +23,7 @@ class Folder(Files):
 
     def _at(self, path: str) -> str:
         found = super()._at(path)
-        if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(self._root)):  # through a link in the run
+        if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(self._root)):  # by a symbolic link
             raise StoreError(f"the path {path!r} leads out of the storage root {self._root}")
         return found
 
@@ -33,7 +33,7 @@ class Folder(Files):
             draft.replace(final)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write a file unless the name is taken, which the file system decides; returns whether it was free."""
+        """Write a file unless the name is taken; returns whether it was free. The first of several writers wins."""
         final = Path(self._at(path))
         if final.exists():
             return False
@@ -49,7 +49,10 @@ class Folder(Files):
         return True
 
     def set_aside(self, path: str, sha256: str, aside: str) -> bool:
-        """Rename a file that has this checksum. Other processes do not rename a file that is locked."""
+        """Rename a file to `aside` if it has this checksum; returns whether this call renamed it.
+
+        The file is locked meanwhile, so that only one process renames it.
+        """
         source = Path(self._at(path))
         with source.open("rb+") as file:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -67,10 +70,10 @@ class Folder(Files):
             pass
 
     def sweep(self) -> None:
-        """Delete the drafts of killed writers, which are older than any write takes."""
+        """Delete the drafts of killed processes, which are older than any write takes."""
         if drafts := list(Path(self._root).glob(f"{DRAFT}*")):
             with tempfile.TemporaryFile(dir=self._root) as file:
-                now = os.fstat(file.fileno()).st_mtime  # by the clock of the file system, which drafts have, too
+                now = os.fstat(file.fileno()).st_mtime  # by the file system's clock, which also dates the drafts
             for draft in drafts:
                 with contextlib.suppress(OSError):
                     if now - draft.stat().st_mtime > _ABANDONED_SECONDS:
@@ -94,7 +97,7 @@ def _draft(root: Path, final: Path, content: bytes) -> Iterator[Path]:
 
 
 def _take_name(final: Path, draft: Path) -> bool:
-    """Rename the draft on a file system without hard links, where the process that creates the empty file wins."""
+    """Rename the draft on a file system without hard links: the process that creates `final` as an empty file wins."""
     try:
         os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:

@@ -28,7 +28,7 @@ def finished_files(
     """Return the finished partitions and their summaries. A damaged file counts as missing, and nothing is written.
 
     Raises:
-        NewerSchema: if a newer release has written a file.
+        NewerSchema: if a file has another schema version.
         ContentHashMismatch: if a file belongs to another run.
     """
     folder = rows_folder(stage, content_hash)
@@ -67,7 +67,7 @@ class IndexWriter:
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
     def add(self, summary: PartitionSummary) -> None:
-        """Add the file of a partition."""
+        """Add the summary of a finished partition, and write the index if the last write was a minute ago."""
         self._finished[summary.partition], self._changed = summary, True
         if time.monotonic() > self._due:
             self.flush()
@@ -84,7 +84,7 @@ class IndexWriter:
 
 
 def _entries(store: Store, folder: str, content_hash: str) -> dict[int, PartitionSummary]:
-    """Return the entries of an index by partition; none if the index is missing, damaged or belongs to other rows."""
+    """Return partition -> entry of an index; empty if the index is missing, damaged, or belongs to other rows."""
     try:
         content = read_signed_json(store.read(f"{folder}/{INDEX}"))
         if (content["schema_version"], content["content_hash"]) != (SCHEMA_VERSION, content_hash):

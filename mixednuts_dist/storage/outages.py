@@ -1,4 +1,4 @@
-"""Storage errors: transient ones are retried, and permanent ones become a StoreError at once."""
+"""Handle errors of the storage: retry after transient ones, and raise a StoreError for permanent ones at once."""
 
 import errno
 import logging
@@ -78,7 +78,10 @@ def passes(error: Exception) -> bool:
 
 
 def conditionally(call: Callable[[], object], unconditional: Callable[[], object]) -> bool:
-    """Make a conditional call, or the other one on a store without such calls; returns whether the condition held."""
+    """Make a conditional call and return whether its condition held.
+
+    If the store does not support conditional calls, make the unconditional call.
+    """
     try:
         call()
     except Exception as error:
@@ -92,12 +95,12 @@ def conditionally(call: Callable[[], object], unconditional: Callable[[], object
 
 
 def has_expired(error: Exception) -> bool:
-    """Whether the server no longer accepts the access token or key, which may have been renewed meanwhile."""
+    """Whether the server no longer accepts the access token or key. The user may have renewed it meanwhile."""
     return _answer(error)[1] in {"InvalidAccessKeyId", *_EXPIRED}
 
 
 def in_words(error: Exception, address: str) -> str:
-    """Describe the error at `address` and the next step."""
+    """Return the message for a storage error at `address`, with the next step."""
     shown, code = _one_line(error), _answer(error)[1]
     number = error.errno if isinstance(error, OSError) else None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -130,7 +133,7 @@ def _answer(error: Exception) -> tuple[int | None, str | None]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, the last one first."""
+    """Yield the error itself, then its cause, the cause of that one, and so on."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

@@ -19,7 +19,7 @@ def rows_folder(stage: str, content_hash: str) -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """A run of consecutive sample ids given to one task."""
+    """Consecutive sample ids, which one worker computes and stores in one file."""
 
     index: int
     start: int
@@ -54,18 +54,18 @@ class Sample:
         return torch.randperm(self.n_images, generator=generator)[: self.n_drawn].sort().values
 
     def rows_of(self, partition: Partition) -> Tensor:
-        """Return the rows of a partition's images that are in the sample."""
+        """Return which rows of a partition are in the sample, as numbers from 0."""
         return rows_among(self.ids(), partition)
 
 
 def rows_among(sample_ids: Tensor, partition: Partition) -> Tensor:
-    """Return the rows of a partition's images whose ids are among these ascending ones."""
+    """Return which rows of a partition have one of these sample ids (in ascending order), as numbers from 0."""
     first, last = sample_ids.numpy().searchsorted([partition.start, partition.stop]).tolist()
     return sample_ids[first:last] - partition.start
 
 
 def partition_size_of(n_images: int, configured: int | None) -> int:
-    """Return the number of images per partition: 32 by default, 16 for small sets, so that progress shows."""
+    """Return the images per partition: as configured, or 16 for small sets, so that progress is visible, or 32."""
     return configured or (_SMALL_SIZE if n_images <= _SMALL_SET else _SIZE)
 
 

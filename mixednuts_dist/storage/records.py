@@ -27,10 +27,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def from_plain(kind: Callable[..., Record], content: object) -> Record:
-    """Return the dataclass that a JSON file holds. Fields of a later release are ignored.
+    """Return an object of type `kind` from the content of a JSON file. Unknown fields of a later release are ignored.
 
     Raises:
-        ValueError: for a value of another type.
+        ValueError: if a value has the wrong type.
     """
     try:
         found: Record = _adapter(kind).validate_python(content)
@@ -78,7 +78,7 @@ class EvaluateRecords:
     labels_N: Tensor  # int64
     mixed_clean_NK: Tensor  # float32 logits of the mixed classifier on the clean image
     mixed_attacked_NK: Tensor  # float32 logits on the stored attacked image
-    robust_N: Tensor  # bool: correct on the clean image and on every candidate of every attack
+    robust_N: Tensor  # bool: correct on the clean image and at every point that the attacks tried
     survived: dict[str, Tensor]  # "warm-start", then each attack in order -> bool (N,): still correct after it
 
     def first(self, n: int) -> EvaluateRecords:
@@ -95,12 +95,12 @@ class SearchRound:
     round: int  # from 1
     content_hash: str  # content hash of its rows
     attacked: tuple[Choice, ...]  # one per beta
-    kept: tuple[int, ...]  # robust images of each choice, as measured by this round
-    of: int  # robust images of the robust classifier
+    kept: tuple[int, ...]  # number of images that each choice keeps robust, as measured by this round
+    of: int  # number of robust images of the robust classifier
     n_forward: int
     n_backward: int
-    evaluated: str = ""  # content hash of the evaluation that supplied the images; empty if this round attacked
-    tried: tuple[int, ...] = ()  # attacked images of each choice
+    evaluated: str = ""  # content hash of the evaluation that supplied the examples; empty if this round attacked
+    tried: tuple[int, ...] = ()  # number of images on which each choice was attacked
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SearchResult:
     entries: tuple[Choice, ...]  # one per beta, the largest beta first
     n_candidates: int
     n_undeployable: int  # candidates that float32 could not deploy
-    notes: tuple[str, ...]  # sentences about assumption violations, edges of the grid and criteria that differ
+    notes: tuple[str, ...]  # sentences for the report, on violated assumptions, the grid, and what beta promises
     rounds: tuple[SearchRound, ...] = ()
 
     def deployed(self) -> Choice:
@@ -127,7 +127,7 @@ class SearchResult:
         return {entry.beta: entry for entry in self.entries}
 
     def with_entries(self, held: Mapping[float, Choice]) -> SearchResult:
-        """Return a copy with other entries for these betas."""
+        """Return a copy with the entries of these betas replaced."""
         return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
 
 
@@ -137,21 +137,21 @@ class PartitionSummary:
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
-    stage: str  # "attack" or "evaluate"
+    stage: str  # the folder of the stage: "attack", "search/round-1", ...
     partition: int
     start: int
     stop: int
     clean_correct: int  # images that `classifier` classifies correctly
-    robust: int  # images on which it remains robust
-    seconds: float  # one worker's time
+    robust: int  # images on which `classifier` remains robust
+    seconds: float  # that the worker took
     n_forward: int
     n_backward: int
     node: str
     device: str = "cpu"  # or the accelerator's name
     n_devices: float = 1.0  # cores or accelerators of the worker; below 1 if workers share one
     precision: str = "std fp32, rob fp32"  # as chosen for gradients on this device
-    rows: int = 0  # per pass; fewer after the memory has run out
-    float32_rows: int = 0  # per float32 pass
+    rows: int = 0  # images per pass; fewer after the memory has run out
+    float32_rows: int = 0  # images per float32 pass
     repeatable: bool = True  # two passes over the same images gave the same bits
     finished: float = 0.0  # time in seconds since 1970
     classifier: str = ""  # "rob" or "mixed"
@@ -162,5 +162,5 @@ class PartitionSummary:
         return self.stop - self.start
 
     def is_of(self, partition: Partition) -> bool:
-        """Whether it describes the same images as `partition`."""
+        """Whether this summary describes the same images as `partition`."""
         return (self.start, self.stop) == (partition.start, partition.stop)

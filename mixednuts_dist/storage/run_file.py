@@ -9,7 +9,7 @@ from ..config.run_config import RESULTS_VERSION
 from ..errors import ConfigError, DamagedFile
 
 RUN = "run.yaml"
-LAST_KEY = "versions"  # a file that was cut is often valid YAML, so the last key must be there
+LAST_KEY = "versions"  # a truncated file is often valid YAML, so the last key must be there
 _KEYS = {"run_id", "inputs", "config", LAST_KEY}
 
 
@@ -17,7 +17,7 @@ def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
     """Parse the bytes of a `run.yaml`.
 
     Raises:
-        DamagedFile: if it is not what was written.
+        DamagedFile: if the file has changed since it was written.
         ConfigError: if another version of this package wrote it.
     """
     try:

@@ -1,4 +1,4 @@
-"""Files on S3. Each is written by one PUT, or by a multi-part upload that appears once it is complete."""
+"""Files on S3. A file is written by one PUT, or by a multi-part upload, which creates the file when it is complete."""
 
 import hashlib
 import threading
@@ -26,7 +26,7 @@ _RENEWING = threading.Lock()
 
 
 class S3(Files):
-    """Objects below one prefix of a bucket. A HEAD request is never sent: its response cannot contain a reason."""
+    """Objects below one prefix of a bucket. No HEAD request is sent, because the response cannot explain an error."""
 
     def __init__(self, fs: Any, root: str) -> None:
         super().__init__(fs, root)
@@ -35,7 +35,7 @@ class S3(Files):
         self._bucket, self._prefix, _ = fs.split_path(self._root)
 
     def _renewing(self, call: Callable[[], Any]) -> Any:
-        """Return `call()`; if the token has expired, read the profile's file again, which may have a new one."""
+        """Return `call()`; if the token has expired, read the profile file, which may have a new one, and try again."""
         used = getattr(self._fs, "_s3", None)
         try:
             return call()
@@ -58,7 +58,7 @@ class S3(Files):
         return self._renewing(lambda: self._fs.call_s3(operation, **options))
 
     def _entry(self, path: str) -> dict[str, Any] | None:
-        """Return an object's entry in a listing: among the keys that begin with its key, that key is the first."""
+        """Return an object's entry in a listing, or None. It comes first among the keys that begin with its key."""
         page = self._request("list_objects_v2", Prefix=self._key(path), MaxKeys=1)
         return next((entry for entry in page.get("Contents", ()) if entry["Key"] == self._key(path)), None)
 

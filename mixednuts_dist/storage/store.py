@@ -1,4 +1,4 @@
-"""A run's place in storage: a folder or any fsspec URI. A file appears whole or not at all."""
+"""The storage of a run: a folder or any fsspec URI. A file appears whole or not at all."""
 
 import contextlib
 import logging
@@ -112,7 +112,7 @@ class Store:
         return self._write(path, self._files.create, self._checked(path), content)
 
     def _write(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
-        """Call the file system; a missing bucket or folder is an error, too."""
+        """Call the file system; if the bucket or folder is missing, raise a StoreError."""
         try:
             return self._call(path, method, *arguments)
         except FileNotFoundError as error:
@@ -126,8 +126,8 @@ class Store:
     def set_aside(self, path: str, sha256: str) -> str | None:
         """Rename a file to `_<name>.bad-<checksum>` if it still has this checksum; returns the new path, or None.
 
-        No other bytes are renamed: a folder's file is locked meanwhile, and an object is deleted only while it has the
-        same ETag.
+        A file that another process replaces meanwhile is not renamed: a file in a folder is locked, and an object is
+        deleted only if it still has the same ETag.
         """
         folder, slash, name = self._checked(path).rpartition("/")
         aside = f"{folder}{slash}_{name}{_BAD}{sha256[:8]}"
@@ -150,7 +150,7 @@ class Store:
         return str(parts)
 
     def _call(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
-        """Call the file system; FileNotFoundError passes, and any other error becomes a StoreError."""
+        """Call the file system; FileNotFoundError is not caught, and other storage errors become a StoreError."""
         return patiently(partial(method, *arguments), self.address(path), self._patience)
 
 

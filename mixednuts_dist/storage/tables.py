@@ -1,8 +1,9 @@
-"""Parquet files of a run: rows of the stages, one per image, with the partition's summary in the footer; candidates.
+"""Write and read the Parquet files of a run: the rows of the stages, one per image, and the candidates of a search.
 
-The key-value metadata of a file have two checksums: `mixednuts` holds the sha256 of the bytes before the footer, and
-`mixednuts.sha256` that of the footer with 64 zeros instead of this value. The end of a file therefore verifies its
-footer. Readers of some columns rely on the checksums of Parquet's pages.
+The footer of a file with rows contains the summary of the partition. The key-value metadata of every file contains two
+checksums: `mixednuts` has the sha256 of the bytes before the footer, and `mixednuts.sha256` that of the footer with 64
+zeros instead of this value. The last bytes of a file are therefore enough to verify its footer. If only some columns
+are read, the checksums of Parquet's pages verify them.
 
 Shapes: B images of one partition, N of the run, K classes.
 """
@@ -37,7 +38,7 @@ FLAG = "flag_"  # column prefix, before the red flag's name
 _METADATA, _SHA256, _ZEROS = b"mixednuts", b"mixednuts.sha256", b"0" * 64
 _ROWS_PER_GROUP = 32  # so that one image of a large partition can be read alone
 _END_BYTES = 2**16  # holds the footer of a partition of any usual size
-# The errors of pyarrow and of this module for bytes that are not those that were written. The store has others.
+# The errors that pyarrow and this module raise for damaged bytes. The store raises other errors.
 _UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 
 Bytes = bytes | bytearray
@@ -47,8 +48,9 @@ Bytes = bytes | bytearray
 
 
 def encode_table(columns: Mapping[str, Tensor], content_hash: str, summary: PartitionSummary) -> bytes:
-    """Return the bytes of a Parquet file. A column's trailing axes become a fixed-size list, their shape metadata.
+    """Return the bytes of a Parquet file with the rows of a partition.
 
+    The axes of a column after the first one are stored as a fixed-size list, with their shape in the field's metadata.
     Columns of images come last, so that the other columns of a row group are adjacent.
     """
     names = sorted(columns, key=lambda name: columns[name].dim() > 2)
@@ -102,7 +104,7 @@ def _footer_start(end: Bytes) -> int:
 
 
 def _metadata(end: Bytes) -> tuple[dict[str, Any], int]:
-    """Return the metadata and the size of a file, from its last bytes; errors of damaged bytes are `_UNREADABLE`."""
+    """Return the metadata and the size of a file, from its last bytes; damaged bytes raise one of `_UNREADABLE`."""
     pairs = pq.ParquetFile(pa.BufferReader(end)).metadata.metadata
     footer = bytes(end[_footer_start(end) :])
     if hashlib.sha256(footer.replace(pairs[_SHA256], _ZEROS)).hexdigest().encode() != pairs[_SHA256]:
@@ -125,7 +127,7 @@ def finished_rows(store: Store, path: str, content_hash: str, partition: Partiti
     """Return the summary of a partition's file; None if it is missing, damaged or holds other rows.
 
     Raises:
-        NewerSchema: if a newer release has written it.
+        NewerSchema: if it has another schema version.
         ContentHashMismatch: if it belongs to another run.
     """
     try:
@@ -165,9 +167,9 @@ def _summary_in(end: Bytes, address: str, content_hash: str, partition: Partitio
 def create_whole(
     store: Store, path: str, content: bytes, content_hash: str, partition: Partition
 ) -> PartitionSummary | None:
-    """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
+    """Write a partition's file and return None. If a whole file exists, keep that file and return its summary.
 
-    A file of that name that is damaged or holds other rows is quarantined.
+    An existing file that is damaged or holds other rows is quarantined.
 
     Raises:
         NewerSchema, ContentHashMismatch: as in `finished_rows`.
@@ -198,8 +200,8 @@ def read_columns(
 
     Raises:
         MissingArtifact: if a partition has no file.
-        DamagedFile: if a file is not what was written; it is not changed.
-        ContentHashMismatch: if a file belongs to another run, or (NewerSchema) to a newer release.
+        DamagedFile: if a file has changed since it was written. This function does not rename it.
+        ContentHashMismatch: if a file belongs to another run, or (NewerSchema) has another schema version.
     """
     import torch
 
@@ -228,7 +230,7 @@ def _read_partition(
 
     try:
         values = decoded(_needed_bytes(store, path, rows, columns))
-    except _UNREADABLE:  # perhaps the bytes were damaged on the way, where S3 protects whole files only
+    except _UNREADABLE:  # the transfer may have damaged the bytes, because S3 protects only reads of whole files
         content = store.read(path)
         if problem := table_problem(content):
             raise _damaged(address, problem, content) from None
@@ -242,7 +244,7 @@ def _read_partition(
 
 
 def _needed_bytes(store: Store, path: str, rows: Tensor, columns: Sequence[str]) -> Bytes:
-    """Return a file's bytes, of which only the end and the needed row groups and columns are read."""
+    """Return a file's bytes. Only the end and the needed row groups and columns are read; the other bytes are zeros."""
     end = _read_end(store, path)
     _, n_bytes = _metadata(end)
     if n_bytes <= len(end):
@@ -265,7 +267,7 @@ def _groups(rows: Tensor) -> list[int]:
 
 
 def _decoded(content: Bytes, rows: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
-    """Return columns of some rows; errors as in `_UNREADABLE`."""
+    """Return columns of some rows; damaged bytes raise one of `_UNREADABLE`."""
     import torch
 
     groups = _groups(rows)
@@ -282,7 +284,7 @@ def _damaged(address: str, problem: str, content: bytes) -> DamagedFile:
 
 
 def unusable_values(name: str, values: Tensor) -> str | None:
-    """Describe NaN in a column, or infinity in a column of logits; the logarithm of a margin may be infinite."""
+    """Return a message if a column has NaN, or if logits or images are infinite; log margins may be infinite."""
     if not values.is_floating_point():
         return None
     bad = ~values.isfinite() if values.dim() > 1 else values.isnan()
@@ -321,7 +323,7 @@ def read_evaluate_records(
 
 
 def _to_arrow(values: Tensor) -> Any:
-    """Return a column as an array. `pa.array` would import pandas first, which takes each worker 1.5 s."""
+    """Return a column as an Arrow array. `pa.array` would import pandas first, which takes each worker 1.5 s."""
     flat = values.detach().cpu().contiguous().reshape(-1).numpy()
     bits = np.packbits(flat, bitorder="little") if flat.dtype == np.bool_ else flat
     array = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), flat.size, [None, pa.py_buffer(bits)])
