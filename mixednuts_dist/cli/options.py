@@ -50,10 +50,14 @@ run_argument = click.argument("run")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key of CONFIG. Repeatable."
 )
-address_option = click.option("--address", help="Connect to this Ray cluster. Default: RAY_ADDRESS, or a local Ray.")
+address_option = click.option(
+    "--address", help="Connect to this Ray cluster. Default: RAY_ADDRESS, or a local Ray instance."
+)
 local_option = click.option("--local", is_flag=True, help="Use worker processes on this machine, without Ray.")
 trust_option = click.option(
-    "--trust-code", is_flag=True, help="Use the Python code, services and files that RUN references. Review them first."
+    "--trust-code",
+    is_flag=True,
+    help="Use the Python code, services, and files that RUN references. Review them first.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_remember, help="Show the log.")

@@ -45,7 +45,7 @@ TEMPLATE, ONE_CLASSIFIER = (
 def init(file: str, model: str | None) -> None:
     """Write a commented CONFIG to start from.
 
-    Also writes nets.py, a template with one loader function per checkpoint, unless it exists.
+    The command also writes nets.py, a template with one loader function per checkpoint, unless nets.py exists.
     """
     with reported() as console:
         path = Path(file)
@@ -69,9 +69,9 @@ def init(file: str, model: str | None) -> None:
 def check(config: str, overrides: tuple[str, ...], *, local: bool, fetch: bool) -> None:
     """Check a configuration and list every problem.
 
-    Each problem comes with the command that fixes it. Files and the storage come first (about a second, up to 20 s if a
-    bucket does not respond). If they are present, the images are opened and the classifiers are tried on a few of them.
-    Apart from --fetch, nothing is written.
+    The command prints each problem with the command that fixes it. It first checks files and the storage (about a
+    second, or up to 20 s if a bucket does not respond). If nothing is missing, it opens the images and tries the
+    classifiers on a few of them. Without --fetch, it writes nothing.
     """
     with reported() as console:
         loaded = config_of(config, overrides, local=local)

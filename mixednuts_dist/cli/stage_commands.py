@@ -54,9 +54,10 @@ def _yaml_list(_: click.Context, __: click.Option, value: str | None) -> str | N
 @run_command("search mine.yaml --betas 0.9,0.95,0.99", sets={"betas": "search.betas"})
 @click.option("--betas", metavar="LIST", callback=_yaml_list, help="Search for these target retentions (search.betas).")
 def search(given: Invocation, **_: object) -> None:
-    """Search s, p, c and alpha for every beta, then refine the choice.
+    """Search s, p, c, and alpha for every beta, then refine the choice.
 
-    The search reads stored logits. Refinement rounds attack the choice and search again (search.rounds).
+    The search reads stored logits. Refinement rounds (search.rounds) attack the mixed classifier with the selected
+    parameters, and search again.
     """
     _search(given)
 
@@ -70,8 +71,8 @@ def search(given: Invocation, **_: object) -> None:
 def evaluate(given: Invocation, adv_images: str | None) -> None:
     """Attack the mixed classifier with adaptive AutoAttack.
 
-    A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images the command counts which images
-    of FILE (.pt, .npy, .npz, .parquet) the classifiers misclassify, verified in float32.
+    A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images, the command
+    counts the images of FILE (.pt, .npy, .npz, .parquet) that the classifiers misclassify in float32.
     """
     _stage(given, "evaluate" if adv_images is None else "adv_images")
 
@@ -87,7 +88,7 @@ def evaluate(given: Invocation, adv_images: str | None) -> None:
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 def report(given: Invocation, as_json: bool, opened: bool) -> None:
-    """Write the tables, the figures and the page of a finished run."""
+    """Write the tables, figures, and HTML page of a finished run."""
     from ..reports import report as stage
     from .terminal import TerminalProgress
 

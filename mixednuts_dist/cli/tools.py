@@ -35,13 +35,14 @@ from .options import (
 @command("submit mine.yaml --address http://127.0.0.1:8265 --set storage=s3://bucket/prefix")
 @config_argument
 @set_option
-@click.option("--address", required=True, help="The cluster's dashboard, for instance http://127.0.0.1:8265.")
+@click.option("--address", required=True, help="Address of the cluster's dashboard, for example http://127.0.0.1:8265.")
 @click.option("--no-wait", is_flag=True, help="Return once the job is submitted.")
 @log_format_option
 def submit(config: str, overrides: tuple[str, ...], address: str, no_wait: bool) -> None:
-    """Run all stages as a Ray job; uploads the current folder.
+    """Run all stages as a Ray job in a copy of the current folder.
 
-    Shows the job's log until it ends, and exits with status 1 if it fails. Ctrl-C does not stop the job.
+    The command uploads the current folder and shows the log of the job until the job ends. It exits with status 1 if
+    the job fails. Ctrl-C does not stop the job.
     """
     with reported("Interrupted. The job continues.") as console:
         loaded = config_of(config, overrides)
@@ -88,9 +89,9 @@ def _travelling(config: str, storage: str) -> str:
 )
 @click.option("--full", is_flag=True, help="Use all images and the configured budgets. Default: a reduced sample.")
 def study(given: Invocation, name: str, robs: tuple[str, ...], full: bool) -> None:
-    """Run a study of the paper: table, figure and findings.
+    """Run a study of the paper: table, figure, and findings.
 
-    `mixednuts schema --names` lists the studies; `all` runs every one that the run allows.
+    `mixednuts schema --names` lists the studies; `all` runs every study that suits the run.
     """
     if name != "all":
         STUDIES.check(name)
@@ -108,8 +109,8 @@ def study(given: Invocation, name: str, robs: tuple[str, ...], full: bool) -> No
 def compare(runs: tuple[str, ...], trust_code: bool, as_json: bool) -> None:
     """Compare finished runs image by image.
 
-    Counts the images that are correct in both, one or neither of two runs, with McNemar's exact test (Holm's correction
-    over all pairs) and the interval of the difference.
+    For each pair of runs, the command counts the images that are correct in both runs, in one, and in neither. It adds
+    the 95% interval of the difference and McNemar's exact test, with Holm's correction over all pairs.
     """
     with reported():
         from ..reports import comparison
@@ -137,7 +138,7 @@ def _radius(text: str) -> float:
 
 @click.group()
 def benchmark() -> None:
-    """Compare with a reference implementation; prints JSON."""
+    """Compare with a reference implementation, and print JSON."""
 
 
 @command("benchmark attack --model demo:rob --data digits --eps 0.1 -n 24", name="attack")
@@ -154,7 +155,7 @@ def benchmark() -> None:
     help="Number of images.",
 )
 def benchmark_attack(**options: Any) -> None:
-    """Run standard AutoAttack here and in pyautoattack."""
+    """Run standard AutoAttack in this package and in pyautoattack."""
     from ..benchmarks import attack_benchmark
 
     with reported():
@@ -163,7 +164,7 @@ def benchmark_attack(**options: Any) -> None:
 
 @command("benchmark search", name="search")
 def benchmark_search() -> None:
-    """Run Algorithm 1 here and as a plain loop."""
+    """Run Algorithm 1 in this package and as a plain loop."""
     from ..benchmarks import search_benchmark
 
     with reported():
@@ -180,8 +181,8 @@ for _benchmark in (benchmark_attack, benchmark_search):
 def prepare(uri: str, output: str) -> None:
     """Write a dataset as class-balanced Parquet parts.
 
-    Each worker of a cluster then reads only its own parts of 100 images. Existing parts are kept. To use a cluster, set
-    RAY_ADDRESS.
+    On a cluster, each worker then reads only the parts that it needs, with 100 images each. Existing parts are kept.
+    To use a cluster, set RAY_ADDRESS.
     """
     with reported(RESUMES) as console:
         DatasetSource(uri).check("data.uri")
@@ -204,7 +205,7 @@ def prepare(uri: str, output: str) -> None:
 
 @command(
     "export runs/digits/runs/digits-5fd247dd --to digits-mixture",
-    "export s3://bucket/runs/cifar10-0af3c2d1 --to hf:ORG/NAME",
+    "export s3://bucket/runs/cifar10/runs/cifar10-0af3c2d1 --to hf:ORG/NAME",
 )
 @run_argument
 @click.option("--to", "output", required=True, metavar="FOLDER|hf:ORG/NAME", help="Where to write.")

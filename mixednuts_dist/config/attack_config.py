@@ -41,10 +41,10 @@ class AttackConfig(Section):
         default=9, description="Target classes of APGD-T, at most the number of classes minus one."
     )
     stop_when_broken: bool = Field(
-        default=True, description="Stop attacking an image once it is broken. `false` is for studies of confidence."
+        default=True, description="Stop attacking an image once it is broken. Set `false` to study confidence."
     )
     border_restarts: Repeats = Field(default=2, description="Extra restarts for borderline images. The paper uses 0.")
-    n_queries: Positive = Field(default=5000, description="Queries per image of the method `square`.")
+    n_queries: Positive = Field(default=5000, description="Queries per image if `method` is `square`.")
 
 
 class EvaluateConfig(Section):
@@ -53,8 +53,8 @@ class EvaluateConfig(Section):
     preset: Literal["standard", "fast"] = Field(
         default="standard",
         exclude=True,
-        description="Defaults of the keys below. `fast`, for a first look, takes a tenth of the passes and is not "
-        "AutoAttack.",
+        description="Set of default values for the keys below. `fast`, for a first look, takes about a tenth of the "
+        "passes and is not AutoAttack.",
     )
     attacks: tuple[Annotated[str, Registered(ATTACKS)], ...] = Field(
         default=("apgd-ce", "apgd-t", "fab-t", "square"),
@@ -67,8 +67,8 @@ class EvaluateConfig(Section):
     )
     eot: Positive | None = Field(
         default=None,
-        description="For a random classifier, the number of draws over which gradients are averaged. Fresh draws at "
-        "the final image decide. The version `rand` sets 20.",
+        description="For a random classifier, the number of draws over which gradients are averaged. 100 new "
+        "draws at the final image decide whether it is broken. The version `rand` sets 20.",
     )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer",
@@ -89,7 +89,8 @@ class EvaluateConfig(Section):
         description="Try the stored adversarial examples of the attack stage and the refinement rounds first.",
     )
     check: Literal["pyautoattack"] | None = Field(
-        default=None, description="Cross-check: the unmodified package attacks the images that are still robust."
+        default=None,
+        description="Cross-check: the unmodified package `pyautoattack` attacks the images that are still robust.",
     )
     check_n: Positive | None = Field(
         default=None, description="Number of images for the cross-check, evenly spaced. By default, all robust images."

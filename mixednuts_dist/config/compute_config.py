@@ -33,7 +33,8 @@ class ComputeConfig(Section):
         return value
 
     accelerator_type: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Start workers only on nodes with this accelerator, by Ray's name: H100, A10G, or L4."
+        default=None,
+        description="Start workers only on nodes with this accelerator. Use Ray's name, such as H100, A10G, or L4.",
     )
     label_selector: dict[str, str] = Field(
         default={},
@@ -45,26 +46,26 @@ class ComputeConfig(Section):
         description="Alternatives, in this order, if no node has the labels of `label_selector`, for example "
         "[{label_selector: {ray.io/market-type: on-demand}}].",
     )
-    num_cpus: float = Field(default=1, gt=0, le=1024, description="Cores per worker, and its number of threads.")
+    num_cpus: float = Field(default=1, gt=0, le=1024, description="Cores per worker. Each worker uses as many threads.")
     batch_size: Positive | Literal["auto"] = Field(
         default="auto",
         description="Images that each worker attacks at a time. `auto` measures it on a GPU and uses 64 on a CPU, or "
         "128 for small networks.",
     )
     compile: bool = Field(
-        default=False, description="Compute gradients with torch.compile, which changes the last bits."
+        default=False, description="Compute gradients with torch.compile, which changes their last bits."
     )
     max_tries: Positive = Field(default=3, description="Failures of a partition before it is quarantined.")
     start_seconds: float = Field(
         default=1800,
         gt=0,
         description="Seconds without a ready worker after which a stage ends with an error. A worker that takes longer "
-        "to load is replaced.",
+        "to load its models is replaced.",
     )
     watchdog: float = Field(
         default=10,
         ge=0,
         le=10_000,
-        description="Replace a worker whose partition takes this many times longer than the slowest finished one "
-        "suggests, and more than 600 s. 0 disables the limit.",
+        description="Replace a worker if its partition takes more than 600 s, and also this many times as long as "
+        "expected from the slowest finished partition. 0 disables this limit.",
     )

@@ -44,7 +44,7 @@ class DataConfig(Section):
 
     uri: DatasetSource = Field(description=", ".join(DatasetSource.forms()))
     n: int | None = Field(
-        default=None, gt=0, le=10**9, description="Number of images, from the first one on. By default, all images."
+        default=None, gt=0, le=10**9, description="Use only the first `n` images. By default, all images."
     )
     class_names: tuple[str, ...] = Field(
         default=(),
@@ -57,7 +57,7 @@ class RunConfig(Section):
     """One run: the keys of the YAML file."""
 
     name: str = Field(
-        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run, with which its run ID begins."
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run and first part of its run ID."
     )  # followed by the hash, it is a valid folder name on any file system
     data: DataConfig
     std: ClassifierSource | None = Field(
@@ -66,10 +66,11 @@ class RunConfig(Section):
         "AutoAttack on the robust classifier alone.",
     )
     rob: ClassifierSource = Field(
-        description="URI of the robust classifier. A black box needs `attack.method: square`; Square evaluates it."
+        description="URI of the robust classifier. A black box needs `attack.method: square` and is evaluated with "
+        "Square alone."
     )
     names: Mapping[Literal["std", "rob", "mixed"], str] = Field(
-        default={}, description="Names of the classifiers in the report, for example {rob: WRN-70-16}."
+        default={}, description="Names that the report uses for the classifiers, for example {rob: WRN-70-16}."
     )
     threat: ThreatConfig
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers.")
@@ -84,10 +85,9 @@ class RunConfig(Section):
     preset: Literal["standard", "fast", "paper"] = Field(
         default="standard",
         exclude=True,
-        description="Defaults of the keys below. `fast`, for a first look, sets `evaluate.preset: fast` and the same "
-        "iterations and targets in `attack`. `paper` restores the algorithm and the evaluation of the "
-        "paper: its criterion and quantile, float32, and no refinement rounds, restarts, joint attack, "
-        "or warm start.",
+        description="Set of default values for other keys. `fast`, for a first look, sets `evaluate.preset: fast` and "
+        "the same iterations and targets in `attack`. `paper` restores the algorithm and the evaluation of the paper: "
+        "its criterion and quantile, float32, and no refinement rounds, extra restarts, joint attack, or warm start.",
     )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()

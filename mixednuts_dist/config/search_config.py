@@ -89,8 +89,8 @@ class SearchConfig(Section):
     clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation.")
     ln_k: Width | None = Field(
         default=None,
-        description="LayerNorm over the top `ln_k` logits, also under attack. By default, 250 if there are more "
-        "classes.",
+        description="Number of largest logits to which LayerNorm applies, also under attack. By default, all logits, "
+        "but at most 250.",
     )
     scales: Annotated[Grid, AfterValidator(_positive)] = Field(
         default=RangeConfig(min=0.05, max=5, spacing="log"), description="Candidates of s, as a range or a list."
@@ -113,8 +113,8 @@ class SearchConfig(Section):
     )
     first: Positive | None = Field(
         default=None,
-        description="Attack, search, and refine on the first N images only, as the paper does with 1000. MMAA takes "
-        "the whole partitions that hold them. The evaluation still covers all images.",
+        description="Attack, search, and refine on the first N images only, as the paper does with 1000. MMAA attacks "
+        "whole partitions, so it can include a few more. The evaluation still covers all images.",
     )
     rounds: Repeats = Field(
         default=8,
@@ -132,13 +132,14 @@ class SearchConfig(Section):
     )
     surrogate_beta: Beta = Field(
         default=0.95,
-        description="Beta of alpha_d, the weight inside the surrogate. The paper uses 0.95, 0.935, and 0.95.",
+        description="Target retention for which the search computes alpha_d, the weight of the robust classifier "
+        "inside the surrogate. The paper uses 0.95 for CIFAR-10 and ImageNet, and 0.935 for CIFAR-100.",
     )
     widen: Repeats | None = Field(
         default=None,
-        description="Maximum number of times that the grid is extended beyond an edge with an optimum, within scales "
-        "0.001 to 1000, powers 0.25 to 16, and biases -4 to 4. By default, 16, or 0 if scales, powers, "
-        "or biases are set.",
+        description="Maximum number of times that the search extends the grid beyond an edge with an optimum, within "
+        "scales 0.001 to 1000, powers 0.25 to 16, and biases -4 to 4. By default, 16, or 0 if scales, powers, or "
+        "biases are set.",
     )
 
     @model_validator(mode="before")
