@@ -1,6 +1,6 @@
 """Certified and correct images of any smoothed mixed classifier, from the stored votes of the certify stage.
 
-The rows answer for every alpha and radius; no network pass is needed.
+One set of stored votes gives the results for every alpha and radius, without another pass of a network.
 
 Shapes: N images, K classes.
 """
@@ -21,7 +21,7 @@ ROB_ALONE = Mixture(IdentityTransform(), 1.0, 0.0)
 
 @dataclass(frozen=True)
 class SmoothedAnswers:
-    """Votes of the robust classifier, and the class of the standard one, as stored."""
+    """The stored votes of the robust classifier and predicted classes of the standard classifier."""
 
     plan: SmoothingPlan
     labels_N: Tensor
@@ -32,12 +32,12 @@ class SmoothedAnswers:
 
     @cached_property
     def classes_N(self) -> Tensor:  # noqa: N802
-        """The classes that the first draws chose, (N,)."""
+        """The class with the most votes among the draws that choose, (N,)."""
         return self.chosen_counts_NK.argmax(dim=1)
 
     @cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """p_A and p_B of the chosen class of each image, each (N,) float64: they hold together."""
+        """p_A and p_B of the chosen class of each image, each (N,) float64; both hold simultaneously."""
         return self.plan.looks.vote_bounds(self.counts_NK, self.classes_N, self.n_drawn_N)
 
     @cached_property
@@ -47,20 +47,20 @@ class SmoothedAnswers:
         return counts_NK / counts_NK.sum(dim=1, keepdim=True)
 
     def clean(self, mixture: Mixture) -> Tensor:
-        """Return on which images the shares of the draws favor the label, (N,) bool: an estimate, not a bound."""
+        """Return which images are correct if the shares of the draws are exact, (N,) bool: an estimate, not a bound."""
         mixed_NK = mixture.one_minus_alpha * self._std_NK() + mixture.alpha * self.shares_NK
         right_N: Tensor = mixed_NK.argmax(dim=1) == self.labels_N
         return right_N
 
     def predicted(self, mixture: Mixture) -> Tensor:
-        """Return on which images the draws settle the label, (N,) bool; an unsettled class counts as an error."""
+        """Return which images the smoothed classifier predicts correctly, (N,) bool; an abstention is an error."""
         counts = self.chosen_counts_NK, self.counts_NK, self.n_drawn_N
         classes_N = settled_classes(self._std_NK(), *counts, self.plan.looks, mixture)
         right_N: Tensor = classes_N == self.labels_N
         return right_N
 
     def reach(self, mixture: Mixture) -> Tensor:
-        """Return the largest radius at which each image is certified to have its label, (N,) float64; 0 for none."""
+        """Return the radius up to which the label of each image is certified, (N,) float64; 0 for none."""
         if mixture.alpha <= 0.5:  # the standard classifier alone may decide
             return torch.zeros(len(self.labels_N), dtype=torch.float64)
         p_top_N, p_second_N = self.bounds

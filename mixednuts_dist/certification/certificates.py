@@ -8,8 +8,8 @@ of a ball, with gamma in [-1, 1]. If `min_k (q_y - q_k) > gamma tau` at every po
 
 *Proof.* `(F_y - F_k) / a = q_y - q_k - tau (s_k - s_y) >= q_y - q_k - gamma tau > 0`. Two cases matter. gamma = 1 holds
 for every standard classifier. With T = 0 the condition is then also necessary if the standard classifier is unknown,
-because it may answer k. gamma = -1 holds if the standard classifier itself is certified to answer y with T = 0 in the
-ball: the robust classifier may then even prefer another class by less than tau.
+because it may predict k. gamma = -1 holds if T = 0 and the standard classifier is itself certified to predict y in the
+ball. The robust classifier may then even prefer another class by less than tau.
 
 **Proposition 2 (the smoothed margin).** Let `q_k(x) = P(v(x + sigma z) = k)`, z standard normal, for a measurable
 classifier v. If `p_A <= q_y(x)` and `p_B >= q_k(x)` for all k != y, the margin `q_y - max_k q_k` at L2 distance r from
@@ -25,19 +25,19 @@ With `p_B = 1 - p_A` that distance is
     r = sigma [Phi^-1(p_A) - Phi^-1((1 + gamma tau) / 2)],
 
 which for gamma = 1 is `sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))]`: Cohen's radius less a constant. A smaller p_B gives a
-larger r, because the bound falls with p_B. The half-spaces above and a standard classifier that answers k (gamma = 1)
-or y (gamma = -1) attain r.
+larger r, because the bound decreases with p_B. The half-spaces above and a standard classifier that predicts k
+(gamma = 1) or y (gamma = -1) attain r.
 
-**Proposition 3 (the larger of two radii).** Let the standard classifier be certified to answer y up to distance R, let
-r be the radius at gamma = 1, and r' the one at gamma = -1. F predicts y up to `max(r, min(R, r'))`.
+**Proposition 3 (the larger of two radii).** Let the standard classifier be certified to predict y up to distance R, let
+r be the radius at gamma = 1, and let r' be the radius at gamma = -1. F predicts y up to `max(r, min(R, r'))`.
 
 *Proof.* F predicts y up to r by proposition 1 with gamma = 1, and up to min(R, r') with gamma = -1. Both radii must
-come from the same bounds p_A and p_B: then one event, that these bounds hold, makes both right. Taking the larger of
-two radii from bounds that hold separately, each with confidence 1 - delta, would only be right with 1 - 2 delta.
+come from the same bounds p_A and p_B, so that both are valid whenever these two bounds hold. If the radii came from
+separate bounds, each with confidence 1 - delta, the larger radius would have only the confidence 1 - 2 delta.
 
 p_A and p_B are confidence bounds from draws (`confidence.py`). They do not depend on alpha, so one event covers every
-alpha, beta and radius. In these statements v is the class of the robust classifier, not that of M(robust logits): the
-transformation M plays no part, and with GELU it may even change the class under noise.
+alpha, beta and radius. In these statements, v is the predicted class of the robust classifier itself. The
+transformation M, which may change the class under noise, is not applied.
 
 **Origin.** Proposition 1 with gamma = 1 is the margin lemma of mixed classifiers (Bai et al., arXiv 2311.15165).
 Proposition 2 is the bound of Cohen et al. (1902.02918), Salman et al. (1906.04584) and, for thresholds on margins,
@@ -68,10 +68,10 @@ def certified_radius(
     A negative radius means that the class is not certified even at the image itself.
 
     Args:
-        p_top_B: lower bounds of the vote of the class, in [0, 1].
+        p_top_B: lower bounds of the vote for the class (its probability under noise), in [0, 1].
         sigma: standard deviation of the noise, in units of the pixel range [0, 1].
         alpha: the weight of the robust classifier, above 1/2.
-        p_second_B: upper bounds of the vote of every other class; by default `1 - p_top`.
+        p_second_B: upper bounds of the vote for every other class; by default `1 - p_top`.
         std_lead: gamma of proposition 1, in [-1, 1].
 
     Raises:
@@ -93,7 +93,7 @@ def certified_radius(
         return closed_B
     p_second_B = torch.minimum(_votes("p_second_B", p_second_B), 1 - p_top_B)
     low_B, high_B = torch.full_like(p_top_B, -_WIDEST), torch.full_like(p_top_B, _WIDEST)
-    for _ in range(_HALVINGS):  # bisection: the margin falls with the distance
+    for _ in range(_HALVINGS):  # bisection, because the margin decreases with the distance
         middle_B = (low_B + high_B) / 2
         held_B = smoothed_margin(p_top_B, p_second_B, middle_B) > needed
         low_B, high_B = torch.where(held_B, middle_B, low_B), torch.where(held_B, high_B, middle_B)
@@ -104,7 +104,7 @@ def radius_with_std(p_top_B: Tensor, p_second_B: Tensor, std_radius_B: Tensor, *
     """Return the radius of proposition 3, (B,) float64; errors as in `certified_radius`.
 
     Args:
-        std_radius_B: the L2 radius up to which the standard classifier is certified to answer the class, 0 for none.
+        std_radius_B: the L2 radius up to which the standard classifier is certified to predict the class, 0 for none.
     """
     any_std_B, own_std_B = (
         certified_radius(p_top_B, sigma=sigma, alpha=alpha, p_second_B=p_second_B, std_lead=lead)
@@ -115,7 +115,7 @@ def radius_with_std(p_top_B: Tensor, p_second_B: Tensor, std_radius_B: Tensor, *
 
 
 def smoothed_margin(p_top_B: Tensor, p_second_B: Tensor, distance_B: Tensor | float) -> Tensor:
-    """Return the smallest margin of smoothed votes `distance_B` standard deviations away (proposition 2), float64.
+    """Return the lower bound of the smoothed margin at `distance_B` standard deviations (proposition 2), float64.
 
     >>> smoothed_margin(torch.tensor([0.9]), torch.tensor([0.1]), 0.0)
     tensor([0.8000], dtype=torch.float64)

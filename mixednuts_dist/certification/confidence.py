@@ -1,21 +1,22 @@
-"""Confidence bounds of votes from draws, and when further draws cannot change a certificate.
+"""Bound votes by a number of draws, and decide when further draws cannot change a certificate.
 
-A vote is the mean of independent draws that are 0 or 1, so the number of hits is binomial, and the bound of Clopper and
-Pearson is exact.
+The vote for a class is the probability that the robust classifier predicts this class under noise. A draw that predicts
+the class is a hit. Draws are independent, so the number of hits is binomial, and the bound of Clopper and Pearson is
+exact.
 
-**One event.** A certificate needs a lower bound of the vote of one class, p_A, and an upper bound of the votes of all
-others, p_B. The allowed error of an image is shared: three quarters for p_A, a quarter for the K - 1 bounds of the
-other classes. By the union bound all K hold together with the confidence of the image, and every radius for every alpha
-follows from that one event. The class is fixed before these draws.
+**One event.** A certificate needs a lower bound of the vote for one class, p_A, and an upper bound of the votes for all
+others, p_B. The allowed error of an image is divided: three quarters for p_A, and one quarter for the K - 1 bounds of
+the other classes. By the union bound, all K bounds hold simultaneously with the confidence of the image. Then every
+radius for every alpha is valid. The class is fixed before these draws.
 
-**Looks.** The draws of an image are looked at a few times, at numbers that double, and the error is shared among the
-looks too, as in the adaptive sampling of Horvath et al. 2022. So an image may stop at any look, for any reason. The
+**Looks.** The hits of an image are checked after 100, 200, 400, ... draws. Each check is a look. The looks share the
+allowed error, as in the adaptive sampling of Horvath et al. 2022, so an image may stop at any look, for any reason. The
 last look has half of the error.
 
 **Meaning of the confidence.** For each image, the probability that a false certificate is issued is at most
-1 - confidence. It is not the probability that an issued certificate is false. Choosing the best of several sigma or
-seeds after the fact multiplies it. Images have independent draws, so the number of false bounds among N images is at
-most binomial (`most_false`).
+1 - confidence. It is not the probability that an issued certificate is false. Choosing the best of m results afterward,
+for m values of sigma or m seeds, multiplies the probability by up to m. Draws of different images are independent, so
+the number of false bounds among N images is at most binomial (`most_false`).
 
 Shapes: B images, K classes, Q questions.
 """
@@ -38,7 +39,7 @@ _TOP_SHARE = 0.75  # p_A of the class itself gets this share of the allowed erro
 def lower_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
     """Return Clopper and Pearson's lower bound of a probability from `hits` of `n` draws, float64, shaped as `hits`.
 
-    It is above the true probability in at most the share `error` of all experiments.
+    The bound exceeds the true probability in at most the share `error` of all experiments.
 
     >>> lower_bound(torch.tensor([0, 1000]), 1000, 0.001)
     tensor([0.0000, 0.9931], dtype=torch.float64)
@@ -50,14 +51,14 @@ def lower_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
 
 
 def upper_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
-    """Return the upper bound of the same kind, which is `1 - lower_bound(misses)`."""
+    """Return Clopper and Pearson's upper bound, `1 - lower_bound(misses)`; arguments as in `lower_bound`."""
     return 1 - lower_bound(torch.as_tensor(n, device=hits.device) - hits.double(), n, error)
 
 
 def most_false(n_images: int, confidence: float) -> int:
-    """Return how many of `n_images` images may have a false bound, with probability `confidence` over all draws.
+    """Return an upper bound of the number of images with a false bound, valid with probability `confidence`.
 
-    Subtracting it from a count of certified images turns the count into a statement about all images together.
+    Subtract it from a count of certified images to get a statement about all `n_images` images together.
 
     >>> most_false(899, 0.999)
     5
@@ -67,14 +68,14 @@ def most_false(n_images: int, confidence: float) -> int:
 
 @dataclass(frozen=True)
 class Looks:
-    """The numbers of draws at which an image is looked at, and the share of the allowed error of each."""
+    """The numbers of draws after which an image is checked, and the allowed error of each check."""
 
-    at: tuple[int, ...]  # rising; the last is all draws
+    at: tuple[int, ...]  # increasing; the last is the maximum number of draws
     errors: tuple[float, ...]  # together 1 - confidence
 
     @classmethod
     def of(cls, n: int, confidence: float, first: int = 100) -> "Looks":
-        """Return looks at `first`, twice as many, ..., `n` draws; a single one if `n` is not above `first`.
+        """Return looks after `first`, 2 `first`, 4 `first`, ..., `n` draws; a single look if `n` is at most `first`.
 
         >>> Looks.of(1000, 0.999).at
         (100, 200, 400, 1000)
@@ -102,28 +103,30 @@ class Looks:
         """Return the error of the look at which each image stopped, (B,) float64.
 
         Raises:
-            InvalidInputError: if there is no look at a number of draws.
+            InvalidInputError: if an image stopped at a number of draws that is not a look.
         """
         if unknown := sorted(set(n_drawn_B.tolist()) - set(self.at)):
             raise InvalidInputError(f"{unknown[0]} draws are not one of the looks {self.at}: no bound holds there")
         return torch.tensor([self.errors[self.at.index(n)] for n in n_drawn_B.tolist()], dtype=torch.float64)
 
     def vote_bounds(self, counts_BK: Tensor, classes_B: Tensor, n_drawn_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p_A and p_B of given classes, each (B,) float64: they hold together with the confidence."""
+        """Return p_A and p_B of given classes, each (B,) float64; both hold simultaneously with the confidence."""
         top_B, second_B = top_and_second(counts_BK, classes_B)
         return self._bounds(top_B, second_B, n_drawn_B, counts_BK.shape[1], self.errors_at(n_drawn_B))
 
     def decided(
         self, top_B: Tensor, second_B: Tensor, n_drawn: int, n_classes: int, questions: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return which images need no further draw, (B,) bool: each question is answered or out of reach.
+        """Return which images need no further draw, (B,) bool, because each question is decided.
 
-        A question is out of reach if not even hits alone would lead there at the last look, or if the votes themselves
-        are too small, with the confidence of this look. This only saves draws: the bounds hold whenever an image stops.
+        A question asks whether the image is certified at one alpha and one radius. It is decided if the bounds at
+        this look certify the image, if even hits alone in all further draws could not certify the image, or if the vote
+        is too small with the confidence of this look. The decision only saves draws, because the bounds are
+        valid whenever an image stops.
 
         Args:
             top_B, second_B: hits of the class, and of the most frequent other class.
-            questions: the margins that must be exceeded, and the distances in standard deviations, each (Q,).
+            questions: the margin to exceed and the distance in standard deviations of each question, each (Q,).
         """
         n_last = self.at[-1]
         if n_drawn == n_last:
@@ -154,10 +157,13 @@ def top_and_second(counts_BK: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor
 
 
 def require_enough_draws(n: int, confidence: float, least_vote: float) -> None:
-    """Reject a number of draws that could not certify even the smallest vote of interest.
+    """Reject a number of draws that is too small to certify any image.
+
+    Args:
+        least_vote: the vote that an image must exceed at the smallest radius and the largest alpha.
 
     Raises:
-        InvalidInputError: with the smallest number of draws that could.
+        InvalidInputError: with the smallest number of draws that suffices.
     """
 
     def most(n: int) -> float:

@@ -1,7 +1,7 @@
-"""The classifier that the certificates are about: `(1 - a) s(x) + a P(rob(x + sigma z) = .)`, z standard normal.
+"""The smoothed mixed classifier, for which certificates hold: `(1 - a) s(x) + a P(rob(x + sigma z) = .)`.
 
-The votes are classes of the robust classifier, so alpha is the only selected parameter that
-matters here. The standard classifier gets the image itself, once.
+The noise z is standard normal. The robust classifier votes with its predicted classes, so alpha is the only searched
+parameter that matters here. The standard classifier sees the image once, without noise.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -27,7 +27,7 @@ class CertifiedClasses:
     """The result of `SmoothedMixture.certify`."""
 
     classes: Tensor  # (B,) int64, `ABSTAINS` if nothing is certified
-    radii: Tensor  # (B,) float64, in L2, units of the pixel range; 0 if it abstains
+    radii: Tensor  # (B,) float64, in L2, units of the pixel range; 0 for an abstention
 
 
 class SmoothedMixture(nn.Module):
@@ -98,7 +98,7 @@ class SmoothedMixture(nn.Module):
                 kind of device.
             sample_ids: the numbers of the images in their dataset; by default their positions in the batch.
             std_radius_B: the L2 radius up to which the standard classifier is certified to keep its class, per image, 0
-                for none. It must not be a statistical bound, or the two errors add up.
+                for none. The radius must not be a statistical bound, because the errors of two such bounds add up.
         """
         votes = self._votes(x_BCHW, n, seed, sample_ids)
         classes_B, radius_B = votes.classes, torch.zeros(len(x_BCHW), dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""Votes of a classifier under Gaussian noise, with draws only where they can still change a certificate.
+"""Count the votes of a classifier under Gaussian noise, until no further draw can change a certificate.
 
 Draw d of an image is its pixels plus sigma times noise that depends on the seed, the image's id and d alone, so votes
-do not depend on the partition, the order or the batch composition. The first `n_choose` draws choose the class, and the
-later ones bound its vote: the class must not be chosen on the draws that certify it.
+do not depend on the partition, the order or the batch composition. The first `n_choose` draws choose the class, and
+later draws bound its vote, because the class must not be chosen by the draws that certify it.
 
-All images draw up to a look, in batches that hold draws of several images. Those that are not decided there draw up to
-the next look. Only the last batch of each look is padded.
+A look is a check after a fixed number of draws (`confidence.py`). All undecided images get their draws up to the next
+look, in batches that hold draws of several images. Only the last batch of each look is padded.
 
 Shapes: B images of C x H x W, N draws, K classes, Q questions.
 """
@@ -23,7 +23,7 @@ from .certificates import needed_margin, vote_needed
 from .confidence import Looks, lower_bound, top_and_second, upper_bound
 
 ABSTAINS = -1  # instead of a class
-_BLOCK = 16  # draws per generator: making one costs as much as a few hundred random numbers
+_BLOCK = 16  # draws per generator, because creating a generator costs as much as a few hundred random numbers
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SmoothingPlan:
     sigma: float
     n: int  # draws that bound the vote, at most
     confidence: float
-    n_choose: int  # draws that choose the class, before them
+    n_choose: int  # earlier draws, which choose the class
     alphas: tuple[float, ...]
     radii: tuple[float, ...]
     stop_when_decided: bool = True
@@ -50,7 +50,7 @@ class SmoothingPlan:
 
     @property
     def questions(self) -> tuple[Tensor, Tensor]:
-        """The margins that must be exceeded, and at what distance in standard deviations, each (Q,) float64."""
+        """The margin to exceed and the distance (in standard deviations) per alpha and radius, each (Q,) float64."""
         asked = [(needed_margin(alpha), radius / self.sigma) for alpha in self.alphas for radius in self.radii]
         needed_Q, distance_Q = torch.tensor(asked, dtype=torch.float64).unbind(dim=1)
         return needed_Q, distance_Q
@@ -58,12 +58,12 @@ class SmoothingPlan:
 
 @dataclass(frozen=True)
 class Votes:
-    """The votes of some images, on the host."""
+    """The votes of some images, in CPU memory."""
 
     chosen_counts_BK: Tensor  # int32, of the draws that choose
     counts_BK: Tensor  # int32, of the draws that bound
-    n_drawn_B: Tensor  # int32, of those
-    n_forward: int
+    n_drawn_B: Tensor  # int32, the number of draws that bound
+    n_forward: int  # passes of all draws
 
     @property
     def classes(self) -> Tensor:
@@ -130,7 +130,7 @@ def smoothed_votes(
 
     Args:
         logits_of: logits (B, K) of images (B, C, H, W), in batches of one fixed shape.
-        labels_B: an image whose chosen class is another stops at its first look.
+        labels_B: with `plan.stop_when_decided`, an image whose chosen class is not its label stops at its first look.
         rows: images per batch.
     """
     looks, questions, labels_B = plan.looks, plan.questions, labels_B.cpu()
@@ -154,7 +154,7 @@ def smoothed_votes(
 
 
 def _batches(images: Sequence[int], draws: range, rows: int) -> Iterator[list[tuple[int, range]]]:
-    """Yield batches of `rows` draws, and last what is left: images, each with consecutive draws."""
+    """Yield batches of `rows` draws, and at the end a smaller one; a batch lists images with consecutive draws."""
     batch, room = list[tuple[int, range]](), rows
     for image in images:
         left = draws

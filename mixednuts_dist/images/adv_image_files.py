@@ -1,8 +1,8 @@
-"""Adversarial images from a file: x_adv in the order of the split, or with sample ids.
+"""Read adversarial images from a file, in the order of the split or with sample ids.
 
-Forms: .pt (a tensor, or a dict with `x_adv` or AutoAttack's `adv_complete`), .npy, .npz (the same
-names), and Parquet files or folders with the columns `sample_id` and `x_adv`, as runs leave them. Dicts and .npz may
-hold `sample_id`. Pickled objects raise, so that no code is executed.
+Formats: .pt (a tensor, or a dict with `x_adv` or AutoAttack's `adv_complete`), .npy, .npz (the same names), and Parquet
+files or folders with the columns `sample_id` and `x_adv`, as runs write them. Dicts and .npz files may also hold
+`sample_id`. Files with pickled objects are rejected, because unpickling could run code.
 
 Shapes: N adversarial images in the file, B requested images, C x H x W.
 """
@@ -37,10 +37,10 @@ class AdvImages:
     rows: Mapping[int, int]  # sample id -> row
 
     def require_match(self, n_images: int, x_BCHW: Tensor) -> None:
-        """Check that these belong to the run's `n_images`, of which `x_BCHW` are the first.
+        """Check that the adversarial images fit a run of `n_images` images, the first of which are `x_BCHW`.
 
         Raises:
-            DatasetError: if they have another shape, or no sample id is one of the run's.
+            DatasetError: if their shape differs, or if none of their sample ids belongs to the run.
         """
         if self.x_adv_NCHW.shape[1:] != x_BCHW.shape[1:]:
             raise DatasetError(
@@ -54,7 +54,7 @@ class AdvImages:
             )
 
     def checked(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "CheckedAdvImages":
-        """Return the adversarial images of these images, and which of them count."""
+        """Return the adversarial images of `sample_ids`, and which of them are in the ball and the pixel range."""
         given_B = torch.tensor([each in self.rows for each in sample_ids], device=x_BCHW.device)
         found = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
         x_adv = x_BCHW.clone()
@@ -70,7 +70,7 @@ class AdvImages:
 class CheckedAdvImages:
     """Adversarial images and whether they are in the ball and the pixel range, in the order of the images."""
 
-    tried: Tensor  # (B, C, H, W); the image itself if it does not count
+    tried: Tensor  # (B, C, H, W); the clean image if the adversarial image is missing or invalid
     given: Tensor  # (B,) bool
     in_range: Tensor  # (B,) bool
     counts: Tensor  # (B,) bool: given, within [0, 1] and within the ball
@@ -99,7 +99,7 @@ def read_adv_images(path: str) -> AdvImages:
     if not bool(torch.isfinite(x_adv_NCHW).all()):
         raise DatasetError(f"{path}: some pixels are NaN or infinite")
     if len(set(ids)) < len(ids):
-        raise DatasetError(f"{path}: {len(ids) - len(set(ids))} sample ids come more than once")
+        raise DatasetError(f"{path}: {len(ids) - len(set(ids))} sample ids appear more than once")
     return AdvImages(path, x_adv_NCHW, {each: row for row, each in enumerate(ids)})
 
 
@@ -122,7 +122,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[Any, Sequence[int]]:
-    """Return images and their sample ids, by default 0, 1, ...."""
+    """Return images and their sample ids, by default 0, 1, and so on."""
     files = _files(path)
     if files[0].suffix == ".parquet":
         table = pq.read_table(files, columns=["sample_id", "x_adv"])

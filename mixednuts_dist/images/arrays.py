@@ -1,6 +1,6 @@
-"""Splits that are arrays: `digits`, `cifar10`, `cifar100` and `npz:FILE`.
+"""Datasets that are arrays: `digits`, `cifar10`, `cifar100` and `npz:FILE`.
 
-Torch is imported where tensors are made, so that missing files are found without it.
+Functions that create tensors import PyTorch themselves, so that missing files are found without loading PyTorch.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CIFAR_ROOT = "data"
-N_TRAIN = 898  # rows 0..897 of the digits train; the remaining 899 test
+N_TRAIN = 898  # rows 0 to 897 are the training half of the digits, and the other 899 are the test half
 LARGEST_LABEL = 2**31 - 1  # larger values are hashes, or -1 that was read as unsigned
 _LARGEST_PIXEL = 16  # each pixel of the digits counts the inked dots of a 4 x 4 block
-_CHUNK = 1000  # images looked at at a time
+_CHUNK = 1000  # images that are checked or hashed at a time
 _FLOATS = (np.float16, np.float32, np.float64)
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_LENGTHS_AT = 26  # in the header of a zip member: two lengths, of the name and of the extra field, which end the header
+_LENGTHS_AT = 26  # offset in a zip member's header of the lengths of its last two fields, the name and the extra field
 _CIFAR_FILES = {"CIFAR10": "cifar-10-batches-py/test_batch", "CIFAR100": "cifar-100-python/test"}
 
 
@@ -86,7 +86,7 @@ class ArrayImages(Dataset):
 @DATASETS("digits", describes="the test half of scikit-learn's digits", order=1, forms=("digits",), target="nothing",
           image_shape=(1, 8, 8))  # fmt: skip
 def open_digits(_: DatasetSource) -> ArrayImages:
-    """Open the 899 images that are not training images of the demo classifiers."""
+    """Open the 899 images on which the demo classifiers were not trained."""
     images, labels = load_digits_split("test")
     return ArrayImages("digits", images.numpy(), labels.numpy())
 
@@ -166,7 +166,7 @@ def open_npz(uri: DatasetSource) -> ArrayImages:
 
 
 def _array(path: Path, member: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
-    """Map an array of an .npz file, so that only the images that are read need memory, or load a compressed one.
+    """Map an array of an .npz file, so that only images that are read need memory; load the array if it is compressed.
 
     Raises:
         ValueError, KeyError: for Python objects, an unknown format version, or another size than the shape requires.

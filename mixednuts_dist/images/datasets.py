@@ -1,6 +1,6 @@
-"""Images by URI: float32 (B, C, H, W) in [0, 1] with int64 labels, one slice of the split at a time.
+"""Open datasets by URI, and read them one slice at a time: float32 (B, C, H, W) in [0, 1], with int64 labels.
 
-An image's sample id is its index in the split, whatever the run asks for.
+The sample id of an image is its index in the split, even if a run uses only some of the images.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # missing files are listed without PyTorch
 class Dataset(Protocol):
     """An opened split. Its images remain on disk or in a bucket until they are read.
 
-    It feeds a `torch.utils.data.DataLoader`.
+    A `torch.utils.data.DataLoader` accepts it.
     """
 
     uri: str
@@ -47,7 +47,7 @@ class Dataset(Protocol):
 
 
 def labels_checksum(dataset: Dataset) -> str:
-    """Return the sha256 of all labels in order, a quick test for other files."""
+    """Return the sha256 of all labels in order, a quick way to notice that files were exchanged."""
     return hashlib.sha256(dataset.labels.astype(np.int64).tobytes()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""Splits that are image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`.
+"""Datasets of image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`.
 
-Torch is imported where tensors are made, so that missing files are found without it.
+Functions that create tensors import PyTorch themselves, so that missing files are found without loading PyTorch.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ IMAGENET_PREPROCESS = "Res256Crop224"
 
 @dataclass(frozen=True)
 class ImageFiles(Dataset):
-    """Image files in a folder. `names` are their paths in it, in a fixed order, and the names of the samples."""
+    """Image files in a folder. `names` are the paths of the files in the folder, in the order of the sample ids."""
 
     uri: str
     root: Path
@@ -45,14 +45,14 @@ class ImageFiles(Dataset):
     class_names: tuple[str, ...]  # class 0, 1, ...
 
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
-        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels. Raises as `take`."""
+        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels; errors as in `take`."""
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
         """Return any images as float32 in [0, 1], and their labels.
 
         Raises:
-            DatasetError: for a file that is missing or no image, or images of different sizes.
+            DatasetError: for a file that is missing or is not an image, or for images of different sizes.
         """
         import torch
 
@@ -94,11 +94,11 @@ class ImageFiles(Dataset):
             raise DatasetError(f"{self.uri}: {self.root / name} is damaged or no image: {error}") from error
 
 
-@DATASETS("folder", describes="image files in one sub-folder a class", order=5,
+@DATASETS("folder", describes="image files, with one subfolder per class", order=5,
           forms=("folder:ROOT[?preprocess=Res256Crop224]",), target="folder",
           options={"preprocess": ("preprocess", "Res256Crop224, Res224, Crop288, with any sizes")})  # fmt: skip
 def open_folder(uri: DatasetSource) -> ImageFiles:
-    """Open a folder with one sub-folder per class. Sub-folders (classes 0, 1, ...) and files are sorted by name.
+    """Open a folder with one subfolder per class. Subfolders (classes 0, 1, ...) and files are sorted by name.
 
     Raises:
         DatasetError: if no subfolder has an image.
@@ -108,8 +108,8 @@ def open_folder(uri: DatasetSource) -> ImageFiles:
     files = [sorted(each for each in (root / name).iterdir() if each.suffix.lower() in EXTENSIONS) for name in classes]
     if not any(files):
         raise DatasetError(
-            f"folder:{root} holds no images: it needs one sub-folder a class with {', '.join(EXTENSIONS)} files; "
-            f"it has the sub-folders: {', '.join(classes[:10]) or 'none'}"
+            f"folder:{root} holds no images: it needs one subfolder per class with {', '.join(EXTENSIONS)} files; "
+            f"it has the subfolders: {', '.join(classes[:10]) or 'none'}"
         )
     names = tuple(f"{each.parent.name}/{each.name}" for one in files for each in one)
     labels = np.repeat(np.arange(len(classes)), [len(one) for one in files])
@@ -117,7 +117,10 @@ def open_folder(uri: DatasetSource) -> ImageFiles:
 
 
 def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
-    """Return RobustBench's preprocessing of that name, from a PIL image to uint8 (3, H, W). "Res224" makes a square."""
+    """Return RobustBench's preprocessing of that name, from a PIL image to uint8 (3, H, W).
+
+    A name without a crop, such as "Res224", resizes the image to a square.
+    """
     transforms = import_quietly("torchvision.transforms")
     match = PREPROCESS.fullmatch(name or "")
     steps = []
@@ -139,19 +142,19 @@ def evaluation_names() -> tuple[str, ...]:
 
 @cache
 def class_labels() -> dict[str, int]:
-    """Return WordNet id -> label."""
+    """Return a dict from WordNet id to label."""
     labels: dict[str, int] = json.loads(robustbench_file("helper_files/imagenet_class_to_id_map.json").read_text())
     return labels
 
 
 def missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
-    """List the missing files of `imagenet:` URIs. A run can use any part of the images; a warning counts the others."""
+    """List the missing files of `imagenet:` URIs: nothing if any image exists, because a run can use some of them."""
     folder, present = _present(uri)
     if next(present, None) is None:
         yield Missing(
             f"RobustBench's {len(evaluation_names())} ImageNet validation images",
             str((folder / evaluation_names()[0]).absolute()),
-            "copy ILSVRC2012's validation images there, one sub-folder a class (image-net.org, with an account)",
+            "copy ILSVRC2012's validation images there, one subfolder per class (image-net.org, with an account)",
         )
 
 
@@ -161,11 +164,12 @@ def missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
                    "order": ("classes", "the first image of each class, then the second of each, and so on")},
           missing="missing_imagenet")  # fmt: skip
 def open_imagenet(uri: DatasetSource) -> ImageFiles:
-    """Open the images of RobustBench's 5000 that are in ROOT, in its order and with its labels.
+    """Open those of RobustBench's 5000 images that are in ROOT, in RobustBench's order and with its labels.
 
-    ROOT is the validation folder with one sub-folder a class (n01440764, ...), or the folder above it with a `val`.
+    ROOT is the validation folder with one subfolder per class (n01440764, ...), or a folder that contains it as `val`.
     Labels are the positions of the 1000 classes in WordNet order, as in RobustBench's loader, which takes them from
-    the subfolders. If some images or classes are missing, the others keep labels and order.
+    the subfolders. If some images or classes are missing, the others keep their labels and order, and a warning counts
+    the images that exist.
 
     Raises:
         DatasetError: if no image exists.

@@ -1,7 +1,7 @@
 """Images that `mixednuts prepare` wrote (`parquet:URI`), in a folder or a bucket. A worker reads only its own images.
 
-A part is a Parquet file of uint8 images, rows of (label, name, image); `manifest.json` lists all parts with the sha256
-of their rows and all labels, so that opening the set reads nothing else. Layout version 1.
+A part is a Parquet file with one row (label, name, image) per image, in uint8. `manifest.json` lists all labels and all
+parts, with the sha256 of their rows, so that opening the dataset reads nothing else. This is layout version 1.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ class ImageRows:
 
 @dataclass
 class ParquetImages(Dataset):
-    """An opened prepared dataset, which keeps the part that was read last."""
+    """An opened prepared dataset, which keeps the part that was read last in memory."""
 
     uri: str
     store: Store
@@ -99,7 +99,7 @@ class ParquetImages(Dataset):
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels.
 
         Raises:
-            DatasetError: naming the part that is missing, damaged or not the manifest's.
+            DatasetError: for a part that is missing, damaged, or not the one in the manifest.
         """
         pieces = []
         for part in self._parts(start, stop):
@@ -110,7 +110,10 @@ class ParquetImages(Dataset):
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
-        """Return the sha256 of the checksums of the first `n` images in the manifest. Each read verifies its rows."""
+        """Return the sha256 of the checksums in the manifest of the parts with the first `n` images.
+
+        The images are not read, because every read verifies its rows.
+        """
         parts = [part.sha256 for part in self._parts(0, n)]
         return hashlib.sha256(json.dumps([n, parts]).encode() + self.labels[:n].tobytes()).hexdigest()
 
@@ -124,7 +127,7 @@ def open_parquet(uri: DatasetSource) -> ParquetImages:
     """Open a prepared dataset by its manifest.
 
     Raises:
-        DatasetError: if the manifest is missing, with the command that makes one, or not readable.
+        DatasetError: if the manifest is missing (the message has the command that creates one) or not readable.
     """
     address = uri.target
     try:
@@ -183,7 +186,7 @@ def read_part(store: Store, part: ImagePart) -> ImageRows:
     """Read a part's rows and verify them against the manifest.
 
     Raises:
-        DatasetError: if the file is missing, damaged, or not the manifest's.
+        DatasetError: if the file is missing, damaged, or not the one in the manifest.
     """
     try:
         rows, _ = decode_part(store.read(part.name))
@@ -200,9 +203,9 @@ def read_part(store: Store, part: ImagePart) -> ImageRows:
 def balanced_order(labels: Iterable[int], seed: int) -> list[int]:
     """Return the indices 0 .. N-1, shuffled within each class, with the classes spread evenly.
 
-    The r-th of the n images of a class goes to (r + u) / n of the length, with a constant u in [0, 1) per class. Each
-    section of w images then has n w / N images of that class, up to two more or less. The order depends only on `seed`
-    and the labels, not on the version of a random number generator.
+    The r-th of the n images of a class gets the place (r + u) / n in [0, 1), with a constant u in [0, 1) per class, and
+    the images are sorted by their places. Any w consecutive images then include n w / N images of that class, up to two
+    more or less. The order depends only on `seed` and the labels, not on the version of a random number generator.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):

@@ -1,9 +1,9 @@
 """The clamping functions of the nonlinear transformation (paper, section 4.2); each registers itself.
 
-A clamp maps a float64 tensor elementwise. It never falls, or it falls up to one point (`turns_at=`) and rises from
-there. The search relies on this shape: over an interval, the maximum is at one end, and the minimum is at an end or at
-that point. `size_at_turn` checks the shape on a sample. Each function keeps the relative precision of small values,
-because the power that follows would magnify a loss.
+A clamp maps a float64 tensor elementwise. It increases everywhere, or it decreases up to one point (`turns_at=`) and
+increases after it. The search relies on this shape: over an interval, the maximum is at one end, and the minimum is at
+an end or at that point. `size_at_turn` checks the shape on a sample. Each function is accurate relative to small values
+too, because the power that follows would magnify their rounding errors.
 """
 
 import functools
@@ -23,10 +23,10 @@ _ROUNDING = 1e-12
 
 
 @CLAMPS(
-    "gelu", describes="u Phi(u), the paper's; falls below -0.75, where it turns", turns_at=-0.7517915246935645, order=1
+    "gelu", describes="u Phi(u), as in the paper; increases from u = -0.75 on", turns_at=-0.7517915246935645, order=1
 )
 def gelu(u: Tensor) -> Tensor:
-    """Return `u Phi(u) = u erfc(-u / sqrt 2) / 2`; torch computes Phi as a difference, which cancels below -5."""
+    """Return `u Phi(u) = u erfc(-u / sqrt 2) / 2`; torch's own GELU loses its digits by cancellation below u = -5."""
     survival: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
     return survival * (0.5 * u)
 
@@ -45,7 +45,7 @@ def elu(u: Tensor) -> Tensor:
 
 @CLAMPS("softplus", describes="log(1 + e^u)", order=4)
 def softplus(u: Tensor) -> Tensor:
-    """Return `log(1 + e^u)`; torch's own function is linear above 20."""
+    """Return `log(1 + e^u)`; torch's own softplus returns `u` itself above 20."""
     return torch.logaddexp(u, torch.zeros_like(u))
 
 
@@ -67,10 +67,10 @@ def clamp_logits(u: Tensor, clamp: Clamp) -> Tensor:
 
 @functools.cache
 def size_at_turn(clamp: Clamp) -> float:
-    """Return |Clamp(u)| at the point where a registered clamp turns from falling to rising; 0 if it never falls.
+    """Return |Clamp(u)| at the point after which a registered clamp increases; 0 if it increases everywhere.
 
     Raises:
-        InvalidInputError: if the name is unknown, or the function falls where it was registered as rising.
+        InvalidInputError: if the name is unknown, or if the function does not have the registered shape.
     """
     CLAMPS.check(clamp)
     turns_at = CLAMPS.entries()[clamp].facts.get("turns_at")
@@ -83,8 +83,8 @@ def size_at_turn(clamp: Clamp) -> float:
     if bool(wrong.any()):
         where = float(u[1:][wrong][0])
         raise InvalidInputError(
-            f"clamp {clamp!r} near u = {where:.4g} is not finite or not monotone: a clamp rises everywhere, or falls "
-            "up to the one point that it registers as turns_at= and rises from there"
+            f"clamp {clamp!r} near u = {where:.4g} is not finite or not monotone. A clamp must increase everywhere, or "
+            "decrease up to the point that it registers as turns_at= and increase after it"
         )
     if turns_at is None:
         return 0.0

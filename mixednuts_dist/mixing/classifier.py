@@ -1,4 +1,4 @@
-"""The mixed classifier `f_mix = log((1 - alpha) p_std + alpha p_M(rob))` and its stand-ins for gradients.
+"""The mixed classifier `f_mix = log((1 - alpha) p_std + alpha p_M(rob))`, and a surrogate with useful gradients.
 
 Shapes: B images, C H W channels and pixels, K classes. Mixing happens in float64; the result has the
 dtype of the base classifiers' logits.
@@ -24,9 +24,10 @@ class MixedClassifier(nn.Module):
         rob: the same for the robust classifier; its logits go through `transform`.
         transform: a `LogitTransform`, or another map of `transforms.py`.
         alpha: weight of `rob`, in [0, 1].
-        one_minus_alpha: give it if `1 - alpha` in float64 would lose digits (`Selection` does).
-        temperature: divides the logits of `std`; 0 makes its vote one-hot.
-        surrogate_alpha: alpha_d of the surrogate; `rd` is the share of the raw logits of `rob` in it.
+        one_minus_alpha: weight of `std`; by default `1 - alpha`, which loses digits in float64 if alpha is close to 1.
+        temperature: divides the logits of `std`; 0 replaces its probabilities by the one-hot predicted class.
+        surrogate_alpha: alpha_d, the weight of `rob` in the surrogate.
+        rd: r_d, the share of that weight for the raw logits of `rob`; the rest is for the transformed ones.
 
     Both base classifiers are put into eval mode.
 
@@ -96,14 +97,14 @@ class MixedClassifier(nn.Module):
         return self.surrogate_of(self.std(x_BCHW), self.rob(x_BCHW))
 
     def forward_with_surrogate(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f_aux with its gradient and f_mix without, from one pass of each base classifier."""
+        """Return f_aux with a gradient and f_mix without one, from one pass of each base classifier."""
         std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
         with torch.no_grad():
             mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
         return self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK
 
     def bypass(self, x_BCHW: Tensor) -> Tensor:
-        """Return f_mix, bit for bit, with the gradient of f_aux: one output for attacks that expect one."""
+        """Return exactly the values of f_mix with the gradient of f_aux, for attacks that use a single output."""
         if not torch.is_grad_enabled():
             return self.forward(x_BCHW)
         surrogate_BK, mixed_BK = self.forward_with_surrogate(x_BCHW)
@@ -143,7 +144,7 @@ class BypassClassifier(nn.Module):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The value of the second argument, the gradient of the first."""
+    """A function that returns its second argument and passes the gradient to its first."""
 
     @staticmethod
     def forward(ctx: Any, surrogate_BK: Tensor, mixed_BK: Tensor) -> Tensor:  # noqa: ARG004

@@ -4,8 +4,8 @@ Margins near 1 saturate: in float32 at 1 - 6e-8, in float64 at 1 - 1e-16. `log(1
 0 it keeps the digits of the margin. Attacks and Algorithm 1 therefore compare margins by `log(1 - margin)`, which is
 smaller for a larger margin.
 
-Shapes: B images, K >= 2 classes. NaN gives NaN: these functions run inside attacks, where a check would make the
-accelerator wait.
+Shapes: B images, K >= 2 classes. NaN logits give NaN margins. The functions do not check for NaN, because they run
+inside attacks, and a check would make the accelerator wait.
 """
 
 import math
@@ -70,10 +70,11 @@ def log_one_minus_gap(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) ->
 
 
 def log_one_minus_gap_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
-    """Return `log(1 - (p_a - p_b))` from logits relative to the best class but a, so that all terms are finite.
+    """Return `log(1 - (p_a - p_b))` from logits relative to the best class other than a.
 
-    With `m = (e^lead - e^behind) / (rest + e^lead)`, a small m is computed without cancellation and goes through log1p;
-    a large one is a ratio of sums of positive terms, `1 - m = (rest + e^behind) / (rest + e^lead)`.
+    Let `m = (e^lead - e^behind) / (rest + e^lead)`. If m is small, it is computed without cancellation, and the result
+    is `log1p(-m)`. If m is large, the result follows from `1 - m = (rest + e^behind) / (rest + e^lead)`, in which all
+    terms are positive. All terms are finite.
 
     Args:
         rest: `sum_{j != a} exp(z_j - z_best)`, at least 1.

@@ -1,10 +1,11 @@
 """Mix the probabilities of two classifiers in log space (paper, equation 1, appendix B.2), and predict in closed form.
 
-At temperature 0, the predicted class follows from the logits of `rob` and the classes of `std`, without another pass:
-`std` adds `1 - alpha` to the probability of one class k. So the top class t of M(rob) is predicted if
-`alpha p_t > alpha p_k + 1 - alpha`, that is if the gap `p_t - p_k` exceeds the margin threshold
-`q = (1 - alpha) / alpha`, and otherwise k. An image that M(rob) classifies correctly with a signed margin of at least q
-stays correct for any class of `std`, because q is the most that `std` can add to another class (paper, theorem 4.3).
+At temperature 0, the predicted class follows from the logits of `rob` and the class of `std`, without another pass.
+`std` adds `1 - alpha` to the probability of the one class k that it predicts. So the top class t of M(rob) is predicted
+if `alpha p_t > alpha p_k + 1 - alpha`, that is, if the difference `p_t - p_k` exceeds the margin threshold
+`q = (1 - alpha) / alpha`. Otherwise k is predicted. If M(rob) classifies an image correctly with a signed margin of at
+least q, the image is classified correctly for any class of `std`, because `std` can close a difference of at most q
+(paper, theorem 4.3).
 
 Shapes: B images, K classes. `rob_..._BK` are raw logits of `rob`; the others are float64.
 """
@@ -20,7 +21,7 @@ from ..errors import InvalidInputError
 from .margins import class_indices, log_one_minus_gap, log_one_minus_signed_margin, require_logits
 from .transforms import LogitMap
 
-_ROUNDING = 1e-14  # relative, for logits, log(1 - threshold) and alpha: an image at the threshold must reach it
+_ROUNDING = 1e-14  # relative rounding of logits, log(1 - threshold) and alpha; an image at the threshold must count
 _WEIGHTS_ROUNDING = 1e-9  # for weights that a user has typed
 _LOG_FLOOR = math.log(1e-300)  # replaces log(0) if an entry would otherwise be -inf
 
@@ -39,8 +40,8 @@ class Mixture:
 
     transform: LogitMap  # maps the logits of `rob`
     alpha: float  # weight of `rob`
-    one_minus_alpha: float = math.nan  # give it if `1 - alpha` in float64 would lose digits
-    temperature: float = 0.0  # divides the logits of `std`; 0 makes its vote one-hot
+    one_minus_alpha: float = math.nan  # weight of `std`; by default `1 - alpha`, which loses digits for alpha near 1
+    temperature: float = 0.0  # divides the logits of `std`; 0 replaces its probabilities by the one-hot class
     surrogate_alpha: float = 0.95  # alpha_d of f_aux, which attacks differentiate
     rd: float = 0.9  # share of the raw logits of `rob` in f_aux
 
@@ -66,7 +67,7 @@ class Mixture:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transform"}
 
     def log_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """Return f_mix of the raw logits: logs of the mixed probabilities, float64, always finite."""
+        """Return f_mix, the logs of the mixed probabilities, from raw logits; float64, always finite."""
         return log_mixture(
             tempered_log_probs(std_logits_BK.double(), self.temperature),
             self.transform(rob_logits_BK.double()).log_softmax(dim=1),
@@ -76,7 +77,7 @@ class Mixture:
         )
 
     def log_surrogate_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """Return f_aux of the raw logits of the base classifiers, float64, (B, K)."""
+        """Return f_aux from the raw logits of the base classifiers, float64, (B, K)."""
         rob_float64_BK = rob_logits_BK.double()
         return log_surrogate(
             std_logits_BK.double(),
@@ -89,7 +90,7 @@ class Mixture:
     def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
         """Return the predicted classes, (B,), from the raw logits of the base classifiers.
 
-        At T = 0 they are in closed form. A sum of probabilities would lose a margin threshold next to 1.
+        At T = 0 the closed form is used, because sums of probabilities would round a margin threshold close to 1.
         """
         if self.temperature == 0:
             return mixed_classes(rob_logits_BK, std_logits_BK.argmax(dim=1), self)
@@ -102,7 +103,7 @@ def log_or_minus_inf(weight: float) -> float:
 
 
 def tempered_log_probs(logits_BK: Tensor, temperature: float) -> Tensor:
-    """Return `log softmax(logits / T)`; for T = 0 of the one-hot vector: 0 at the predicted class, -inf elsewhere."""
+    """Return `log softmax(logits / T)`; for T = 0, return 0 at the predicted class and -inf at all others."""
     if temperature > 0:
         return (logits_BK / temperature).log_softmax(dim=1)
     one_hot_BK = torch.full_like(logits_BK, -torch.inf)
@@ -114,8 +115,8 @@ def log_mixture(
 ) -> Tensor:
     """Return `log((1 - alpha) p_std + alpha p_rob)`, (B, K), finite for finite logits.
 
-    If alpha = 0 and `std` is one-hot, its other classes would have probability 0. The probabilities of `rob` then have
-    weight 1e-300, which keeps the logs finite and ordered.
+    If alpha = 0 and `std` is one-hot, all classes but one would have probability 0. The probabilities of `rob` then get
+    the weight 1e-300, so that the logs are finite and ordered.
     """
     log_alpha = log_or_minus_inf(alpha)
     if std_is_one_hot:
@@ -153,7 +154,7 @@ def mixed_classes(rob_logits_BK: Tensor, std_pred_B: Tensor, mixture: Mixture) -
 
 
 def mixed_clean_correct(rob_clean_BK: Tensor, labels_B: Tensor, std_pred_B: Tensor, mixture: Mixture) -> Tensor:
-    """Return which clean images are classified correctly at T = 0, (B,) bool, without a pass."""
+    """Return which clean images are classified correctly at T = 0, (B,) bool, without a forward pass."""
     classes_B = mixed_classes(rob_clean_BK, std_pred_B, mixture)
     return classes_B == class_indices("labels_B", labels_B, rob_clean_BK)
 

@@ -16,7 +16,7 @@ from ..config.register import CLAMPS
 from ..errors import InvalidInputError
 from .clamps import Clamp
 
-DEFAULT_LN_K = 250  # the paper's width for ImageNet; below it all classes count
+DEFAULT_LN_K = 250  # as in the paper for ImageNet; with fewer classes, LayerNorm uses all of them
 LN_EPS = 1e-8
 _STEEP = 1e-12  # below this |v| the unbounded slope of |v|^p, p < 1, is taken as 0
 
@@ -42,7 +42,7 @@ def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
     if ln_k is None:
         return min(n_classes, DEFAULT_LN_K)
     if not 2 <= ln_k <= n_classes:
-        hint = "one logit has no variance" if ln_k < 2 else "there are not so many classes"
+        hint = "one logit has no variance" if ln_k < 2 else "there are fewer classes"
         raise InvalidInputError(f"ln_k={ln_k} must be in [2, K={n_classes}]: {hint}; ln_k=None chooses for you")
     return ln_k
 
@@ -62,7 +62,7 @@ class LogitMap(nn.Module):
     """Base class of maps of the robust classifier's logits; subclasses define `map_float64` and `settings`."""
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
-        """Map logits, float64 in and out."""
+        """Return the mapped logits; input and output are float64."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
@@ -152,10 +152,10 @@ LOGIT_MAPS: dict[str, type[LogitMap]] = {
 
 
 def norm_statistics(top_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and `sqrt(variance + 1e-8)` of each row, both (B, 1): LayerNorm's, for the largest logits.
+    """Return the mean and `sqrt(variance + 1e-8)` of each row of top logits, both (B, 1), for LayerNorm.
 
     The unbiased variance is written out because `torch.var_mean` warns about an empty batch, and a branch on the number
-    of rows would make `torch.export` specialize on it. The deviations are taken first, so nothing cancels.
+    of rows would make `torch.export` specialize on it. Subtracting the mean before squaring avoids cancellation.
     """
     mean_B1 = top_BK.mean(dim=1, keepdim=True)
     variance_B1 = (top_BK - mean_B1).square().sum(dim=1, keepdim=True) / (top_BK.shape[1] - 1)

@@ -83,7 +83,7 @@ def test_images_that_cannot_be_used_are_named(tree: Path) -> None:
 
 def test_folders_without_images_name_what_is_expected(tmp_path: Path) -> None:
     (tmp_path / "dogs").mkdir()
-    with pytest.raises(DatasetError, match=r"one sub-folder a class.*sub-folders: dogs"):
+    with pytest.raises(DatasetError, match=r"one subfolder per class.*subfolders: dogs"):
         open_dataset(f"folder:{tmp_path}")
     with pytest.raises(DatasetError, match=r"none of RobustBench's 5000 ImageNet.*n09468604/ILSVRC2012_val_00015253"):
         open_dataset(f"imagenet:{tmp_path}")

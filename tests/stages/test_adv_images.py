@@ -123,7 +123,7 @@ def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -
         "evil.pt": "holds no images that can be read",
         "objects.npy": "holds no images that can be read",
         "nan.pt": "some pixels are NaN or infinite",
-        "twice.npz": "1 sample ids come more than once",
+        "twice.npz": "1 sample ids appear more than once",
         "other.npz": r"it holds \['pixels'\]; name the images x_adv",
         "three.pt": "are not N images",
         "absent.pt": "there is no such file",
