@@ -65,12 +65,13 @@ def autoattack(
         batch_size: rows of every pass; 64 by default, more for small networks on a CPU. It is halved if memory runs
             out. Another batch size changes an image's result by rounding.
         eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
-            draws at the final images decide (`draws.py`).
-        cached_BCHW: known adversarial examples within the same balls, tried first as the attack "warm-start".
-        stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
+            draws at the best points decide (`draws.py`).
+        cached_BCHW: known adversarial examples, one per image, tried first as the attack "warm-start". They have to lie
+            in the balls and in [0, 1]; the call does not check this.
+        stop_when_broken: stop attacking an image once it is broken; otherwise, search for its smallest margin.
         sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
-        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto", or existing copies of the networks;
-            float32 decides in any case.
+        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto", or existing copies of the networks.
+            Verification is always in float32. With `eot`, all passes are in float32.
         progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 

@@ -1,12 +1,12 @@
-"""APGD (Croce & Hein 2020, algorithm 1): gradient ascent whose step halves where the loss rises too seldom.
+"""APGD (Croce & Hein 2020, algorithm 1): gradient ascent that halves its step size if the loss rises too seldom.
 
-A run evaluates its start in iteration 0, and takes the published steps in the iterations 1 .. n_iter. `Apgd` has the
-steps, `SparseApgd` those in L1; the attacks below choose the losses and targets, and the float32 runs at the end.
+A run evaluates its start in iteration 0 and takes the published steps in iterations 1 .. n_iter. `Apgd` computes the
+steps, and `SparseApgd` those in L1. The attacks choose losses and targets, and `float32_runs` follow them.
 
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG004 - what is registered is given more than it may need
+# ruff: noqa: ARG004 - all registered functions have the same arguments, and some need fewer
 
 import math
 from collections.abc import Sequence
@@ -39,18 +39,19 @@ from .stepper import (
     sent,
 )
 
-RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
+RHO = 0.75  # condition 1: the step is halved if the loss rose in at most this share of the steps
 
 # In L1
-FIRST_SHARE = 0.3  # share of all iterations in the ball of 3 radii, and in the ball of 2; the last ball has the rest
-_SHRINK = 1.5  # divides the number of pixels that the best point moved, and the step size
-_SPARSER = 0.95  # share of moved pixels below which a run returns to its best point, with the longest step
-_SHORTEST = 10.0  # a step is no shorter than a radius divided by this
+FIRST_SHARE = 0.3  # the balls of 3 and of 2 radii each get this share of the iterations; the last ball gets the rest
+_SHRINK = 1.5  # a step moves this many times fewer pixels than the best point; a review divides the step size by it
+_SPARSER = 0.95  # if the number of moved pixels falls below this share, return to the best point with the longest step
+_SHORTEST = 10.0  # a step is at least the radius divided by this
 
 # Float32 steps on the margin itself, from the best point that low-precision gradients found.
 POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
-POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # an image whose margin fell by more is polished again, at most this often
-GROUP = "apgd"  # the runs of all APGD attacks are independent of one another
+# They are repeated if the margin fell by more than `POLISH_AGAIN`, for at most `POLISH_ROUNDS` rounds in all.
+POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6
+GROUP = "apgd"  # one group for the runs of all APGD attacks, because none needs the result of another one
 
 
 @dataclass
@@ -58,15 +59,15 @@ class ApgdState(SlotState):
     """APGD's state of each slot. `start` sets what iteration 0 does not."""
 
     x: Images  # clean image
-    x_adv: Images  # where the next step starts from; for a new slot its start
-    displacement: Images  # from where the last step started to x_adv
+    x_adv: Images  # the point from which the next step starts; for a new slot, the run's start
+    displacement: Images  # x_adv minus the point from which the last step started
     direction: Images  # steepest ascent at x_adv, with unit length in the norm; in L1 the gradient
     x_best: Images
     direction_best: Images  # at x_best
     loss_best: Numbers
     loss_prev: Numbers
     loss_at_check: Numbers
-    reduced: Flags  # the last review halved the step
+    reduced: Flags  # whether the last review halved the step
     step_size: Numbers
     n_increases: Counts  # steps since the last review in which the loss rose
     iteration: Counts  # number of the next evaluation
@@ -77,19 +78,19 @@ class ApgdState(SlotState):
     lengths: Shared  # iterations by stage
     radii: Shared  # radius of the ball by stage
     reviews: Shared  # `reviews(n_iter)`
-    losses: list[str]  # those that any slot has had
+    losses: list[str]  # names of all losses that any run in the batch has had
 
 
 @dataclass(frozen=True)
 class Apgd(Stepper[ApgdState]):
-    """The steps of all APGD runs except those in L1."""
+    """Takes the steps of all APGD runs except those in L1."""
 
     n_iter: int = 100
     first_step: float = 2.0  # in radii
 
     @property
     def stages(self) -> list[tuple[int, float]]:
-        """(iterations, radius of the ball): runs from random points begin in the last one, others in the first one."""
+        """(iterations, radius) of each ball: random starts begin in the last one, and best points in the first one."""
         return [(self.n_iter, self.ball.eps)]
 
     def init(self, like_SCHW: Tensor) -> ApgdState:
@@ -113,7 +114,7 @@ class Apgd(Stepper[ApgdState]):
         state.loss[slots] = sent([state.losses.index(name) for name in names], state.loss)
 
     def ask(self, state: ApgdState) -> Tensor:
-        """Return the start of new slots, and the norm's step of the others; the first step has no momentum."""
+        """Return the start of each new slot and the next point of each other slot; the first step has no momentum."""
         x_new, starting = self._step(state), state.iteration == 0
         return torch.where(per_image(starting, x_new), state.x_adv, x_new) if anyone(starting) else x_new
 
@@ -137,7 +138,7 @@ class Apgd(Stepper[ApgdState]):
         copy_rows(state.x_best, x, better)
         copy_rows(state.direction_best, state.direction, better)
         torch.where(better, loss, state.loss_best, out=state.loss_best)
-        # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
+        # The first step's loss is compared with 0 instead of the start's loss, because the published code does so.
         state.n_increases += stepped & (loss > state.loss_prev)
         torch.mul(loss, stepped, out=state.loss_prev)
         x_prev, state.x_adv = state.x_adv, x
@@ -147,7 +148,7 @@ class Apgd(Stepper[ApgdState]):
         return state.iteration > state.lengths[state.stage]
 
     def _direction(self, grad: Tensor) -> Tensor:
-        """Return what `ask` needs of a gradient, in new memory."""
+        """Return the direction that `ask` needs, in new memory."""
         return self.ball.steepest(grad)
 
     def _review(self, state: ApgdState) -> None:
@@ -168,7 +169,7 @@ class Apgd(Stepper[ApgdState]):
 
 
 def reviews(n_iter: int) -> list[int]:
-    """Return, by iteration, the number of steps that a review after it looks back on; 0 if no review is due.
+    """Return, for each iteration, the number of steps that the review after it covers; 0 if no review is due.
 
     Example:
         >>> [i for i, n_steps in enumerate(reviews(100)) if n_steps]
@@ -184,12 +185,13 @@ def reviews(n_iter: int) -> list[int]:
 
 @dataclass(frozen=True)
 class SparseApgd(Apgd):
-    """APGD in L1 (Croce & Hein 2021, "Mind the box"): steps along a few pixels, from balls that are too large.
+    """APGD in L1 (Croce & Hein 2021, "Mind the box"): steps that move a few pixels, at first in larger balls.
 
-    The steepest direction in L1 moves one pixel, and the box soon stops it. So a step moves a share of the pixels,
-    those of the largest gradients, each by the same amount; the share follows the sparsity of the best point so far.
-    There is no momentum. Runs from a random start climb in balls of 3, 2 and 1 radii, one after the other, each from
-    the best point of the one before it, projected; only points in the last ball can count.
+    The steepest direction in L1 moves one pixel, which soon reaches 0 or 1. Therefore, a step moves a share of the
+    pixels, those with the largest gradients, each by the same amount. The number of pixels that the best point so far
+    moved determines the share. There is no momentum. A run from a random start maximizes the loss in a ball of 3 radii,
+    then of 2, then of 1. It enters each smaller ball at the projection of its best point. Only points in the last ball
+    count as results.
     """
 
     stays_inside: ClassVar[bool] = False
@@ -208,7 +210,7 @@ class SparseApgd(Apgd):
         return self._project(state, state.x_adv + per_image(state.step_size, direction) * direction)
 
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
-        """As APGD; slots that have ended a ball continue in the next smaller one."""
+        """Do the same as APGD; slots that have finished a ball continue in the next smaller one."""
         ended = super().tell(state, x, result)
         following = ended & (state.stage > 1)
         if anyone(following):
@@ -234,7 +236,7 @@ class SparseApgd(Apgd):
         copy_rows(state.direction, state.direction_best, sparser)
 
     def _enter(self, state: ApgdState, chosen: Tensor) -> None:
-        """Set the step of slots that enter a ball."""
+        """Set the length and the sparsity of the steps of slots that enter a ball."""
         _set_step(state, chosen, _n_moved(state.x_adv, state), state.radii[state.stage])
 
     def _project(self, state: ApgdState, x_adv: Tensor) -> Tensor:
@@ -255,7 +257,7 @@ def _set_step(state: ApgdState, chosen: Tensor, n_moved: Tensor, step_size: Tens
 
 
 def stepper_for(setting: Setting, **schedule: Any) -> Apgd:
-    """Return what takes the steps in the norm of the threat model; `schedule` instead of that of the budget."""
+    """Return the stepper for the norm of the threat model; `schedule` replaces the iterations of the budget."""
     kind = SparseApgd if ball_of(setting.threat).sparse else Apgd
     return kind(setting.threat, setting.seed, **schedule or {"n_iter": setting.budget.n_iter})
 
@@ -280,7 +282,7 @@ class ApgdCe(Attack):
 
 @ATTACKS("apgd-dlr", describes="APGD on the untargeted DLR loss", options=("n_iter", "n_restarts"), order=8)
 class ApgdDlr(ApgdCe):
-    """APGD on the difference of logits ratio, AutoAttack's in its versions `plus` and `rand`."""
+    """APGD on the difference of logits ratio; AutoAttack's versions `plus` and `rand` contain it."""
 
     name = "apgd-dlr"
     loss = "untargeted-dlr"
@@ -306,21 +308,22 @@ class ApgdT(Attack):
 
 
 def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
-    """Return what follows runs with low-precision gradients: float32 steps, and repeats for borderline images.
+    """Return the float32 runs that follow runs with low-precision gradients: first a polish, then repeats.
 
-    Every image that is not broken takes a few float32 steps from its best point, and further ones if they still lower
-    its margin. A borderline image then repeats in float32, from the same starts, the runs that ended borderline
-    themselves: the last thousandth of the margin decides whether it breaks, and low-precision gradients do not reach
-    that far.
+    The polish is a short run on the margin from the best point of each image, which repeats as long as it lowers the
+    margin by more than `POLISH_AGAIN`. With `stop_when_broken`, only images that are not broken take it. A borderline
+    image then repeats some of its low-precision runs in float32 from the same starts: those whose own smallest margin
+    was borderline. Low-precision gradients are too inexact for the last thousandth of the margin, which decides
+    whether such an image is broken.
     """
     stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
 
     def still_gains(image: ImageSummary) -> bool:
         return image.gain > POLISH_AGAIN
 
-    def came_near(image: ImageSummary) -> bool:
+    def borderline(image: ImageSummary) -> bool:
         return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
 
     polish = Run(attack, "polish", stepper, from_best=True, loss="margin", float32=True)
     again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
-    return [polish, *again, *(replace(run, float32=True, wanted=came_near, group="repeats") for run in low_precision)]
+    return [polish, *again, *(replace(run, float32=True, wanted=borderline, group="repeats") for run in low_precision)]

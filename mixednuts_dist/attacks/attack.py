@@ -33,7 +33,7 @@ in the configuration: `extensions: [my_attack.py]`)::
             state.n_tried += 1
             return state.n_tried >= 10
 
-    @ATTACKS("noise", describes="uniform noise, 10 draws", options=())
+    @ATTACKS("noise", describes="uniform noise, 10 draws", options=(), gradients=False)
     class Noise(Attack):
         name = "noise"
         takes_gradient = False
@@ -45,12 +45,17 @@ in the configuration: `extensions: [my_attack.py]`)::
         def runs(self):
             return [Run(self.name, self.name, NoiseSteps(self.setting.threat, self.setting.seed))]
 
-The scheduler does the rest. It keeps the point with the smallest margin of each run, has it verified in float32 when
-the run is over or a point is misclassified, counts passes, continues with fewer slots if memory runs out, and gives
-free slots to further runs.
+`options` lists the keys of the budget that the attack uses. The decorator also takes `norms` (by default, the attack
+supports all of them), `gradients=False` (the attack may run on black boxes) and `mixtures_only`. If a stepper has
+settings, declare them as fields of a frozen dataclass, because the runs of equal steppers share a batch.
 
-The runs of a plan come one after the other. Consecutive runs of one group do not need one another's results, so several
-of them may run on an image at once. If several break the image, the first one in the plan counts.
+The scheduler does the rest: it gives free slots to waiting runs, counts passes, and continues with fewer slots if
+memory runs out. It keeps each run's point with the smallest margin and verifies it in float32 when the run is over.
+Unless `stop_when_broken=False`, it also verifies misclassified points while their runs continue.
+
+An image takes the runs of a plan one after another. Only consecutive runs with the same `Run.group` and the same
+stepper may run on an image at the same time, because none of them needs the result of another one. If several of them
+break the image, the first one in the plan counts.
 """
 
 from collections.abc import Sequence
@@ -63,8 +68,8 @@ from ..mixing.classifier import MixedClassifier
 from .budget import AttackBudget
 from .stepper import ImageSummary, Run
 
-BORDERLINE = 0.05  # an image is borderline if its margin is below this share of its reference margin
-_LEAST_REFERENCE = 0.1
+BORDERLINE = 0.05  # an image is borderline if its margin is below this share of its clean margin
+_LEAST_REFERENCE = 0.1  # a smaller clean margin counts as this
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,15 @@ class Setting:
     low_precision: bool = False  # passes compute below float32, except for runs with `float32`
 
     def is_borderline(self, image: ImageSummary, *, slack: float = 0.0) -> bool:
-        """Return whether an image that is not broken has a margin close to 0. This is the one rule for it.
+        """Return whether an image is not broken but has a margin close to 0. All attacks use this rule.
 
-        Borderline images are attacked again: by MMAA from other starts, by the joint attack, and, if passes compute
-        below float32, by repeating runs in float32, because rounding may decide whether such an image remains robust.
+        Rounding or the random start may decide whether a borderline image remains robust. Therefore, MMAA attacks it
+        again from other starts, the joint attack attacks it, and float32 runs repeat the runs of a lower precision.
 
-        The margin, less `slack`, is compared with the clean margin, which counts as a tenth at least. If a mixed
-        classifier's standard one is one-hot and votes against the label, the margin is at most 2 alpha - 1, however
-        sure the robust one is. Then half of that is the limit, so that not every such image is borderline.
+        The margin minus `slack` has to be below `BORDERLINE` times the clean margin, which counts as at least 0.1. If
+        a mixed classifier has a one-hot standard classifier that votes against the label, the margin is at most
+        2 alpha - 1, even if the robust classifier is certain. For such classifiers the limit is at most half of that.
+        Otherwise, every image with such a vote could be borderline.
         """
         limit, mixed = BORDERLINE * max(image.clean_margin, _LEAST_REFERENCE), self.model
         if isinstance(mixed, MixedClassifier) and mixed.temperature == 0:
@@ -95,13 +101,15 @@ class Setting:
 
 
 class Attack:
-    """Base class of all attacks: which runs there are, and what they cost."""
+    """Base class of all attacks: it plans the runs and states how many passes they take."""
 
-    name: ClassVar[str] = ""  # prefix of the random keys; registering a class under another name changes no number
-    # Whether the runs follow a loss to its end, so that small margins show afterwards which images are borderline.
-    # With low-precision gradients the last such attack of a plan ends with float32 runs (`apgd.float32_runs`).
+    # Part of the keys of random numbers, so registering the class under another name does not change its results.
+    name: ClassVar[str] = ""
+    # Whether each run maximizes a loss until its last iteration. The margins after such runs show which images are
+    # borderline. With low-precision gradients, float32 runs follow the last such attack of a plan
+    # (`apgd.float32_runs`).
     climbs_to_the_end: ClassVar[bool] = False
-    # Attacks whose runs follow this one's, under its name, unless the ensemble names them itself.
+    # Attacks that run after this one and are reported under its name, unless the list of attacks contains them.
     followed_by: ClassVar[tuple[str, ...]] = ()
     takes_gradient: ClassVar[bool] = True
 
@@ -119,7 +127,7 @@ class Attack:
 
 
 def runs_of(name: str, setting: Setting) -> list[Run]:
-    """Return the runs of the attack that is registered as `name`, with its own budget."""
+    """Return the runs of the attack that is registered as `name`, planned with the budget of this attack."""
     own = replace(setting, budget=setting.budget.of(name))
     return [replace(run, attack=name) for run in ATTACKS.get(name)(own).runs()]
 
@@ -127,6 +135,7 @@ def runs_of(name: str, setting: Setting) -> list[Run]:
 def with_float32_repeats(runs: Sequence[Run], setting: Setting) -> list[Run]:
     """Return the runs and, if passes compute below float32, their repeats in float32 for borderline images.
 
-    For attacks that decide by small differences, between two queries or on which side of the border a point lies.
+    Attacks that depend on small differences need these repeats: Square compares the losses of two queries, and FAB
+    works close to the decision boundary.
     """
     return [*runs, *(replace(run, float32=True, wanted=setting.is_borderline) for run in runs if setting.low_precision)]

@@ -1,8 +1,8 @@
 """A batch of runs: slots that take the steps of one stepper together, in passes of one batch shape.
 
-A slot keeps stepping until its run is over or the run is cancelled. When a point is misclassified it is copied, with
-the number of its iteration, and the slot continues; so neither outcomes nor counts depend on when the host reads the
-flags. Slots without a run hold old values. They are passed along as padding, and what they show is ignored.
+A slot takes steps until its run is over or cancelled. The batch copies a misclassified point together with the number
+of passes so far, and the slot continues, so neither outcomes nor counts depend on when the host reads the flags. Slots
+without a run hold old values. They pad the batch, and their results are ignored.
 
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
@@ -25,18 +25,18 @@ READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the de
 
 @dataclass
 class Points(SlotState):
-    """The points that the batch itself keeps for each slot, by margins in the precision of the passes."""
+    """Results that the batch itself keeps for each slot, with margins in the precision of the passes."""
 
     x: Tensor  # clean images, for steppers that leave the ball; otherwise no pixels
     labels: Counts
     targets: Counts
     best: Images  # where the smallest margin was seen
     log1m_margin: Doubles  # log(1 - margin) there
-    wrong: Flags  # it is misclassified
+    wrong: Flags  # whether `best` is misclassified
     queued: Images  # the last misclassified point that was copied for verification
-    queue_below: Doubles  # twice its -margin: the next copied point has to be deeper
-    queued_at: Counts  # the number of passes of its run; -READ_EVERY before any
-    n_passes: Counts
+    least_depth: Doubles  # the next point is copied only if its -margin exceeds this: twice that of the last copy
+    queued_at: Counts  # the run's number of passes at the last copy; -READ_EVERY without one
+    n_passes: Counts  # passes so far
     over: Flags  # the run is over, or the slot is free
 
 
@@ -45,8 +45,8 @@ class Batch:
 
     Args:
         stepper: takes the steps; equal steppers share a batch.
-        model: what passes go through.
-        passes: how many rows they may have.
+        model: computes the passes.
+        passes: chooses how many rows a pass has.
         like_BCHW: images, to try smaller batch shapes with.
         stop_when_broken: verify misclassified points before their run is over.
     """
@@ -73,7 +73,7 @@ class Batch:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is an image for every row of a pass."""
+        """Whether the images with runs here are at least as many as the rows of a pass."""
         return self.n_images >= self.passes.shape.rows
 
     def step(self) -> list[QueuedPoint]:
@@ -101,7 +101,7 @@ class Batch:
         self._free([slot for slot, job in self.running.items() if not job.is_open])
 
     def note_passes(self) -> None:
-        """Note in the jobs how far their runs are."""
+        """Store the current number of passes in each running job."""
         n_passes = self._points.n_passes.tolist()
         for slot, job in self.running.items():
             job.n_passes = n_passes[slot]
@@ -133,9 +133,9 @@ class Batch:
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
 
-        If two margins are equal, a misclassified point is preferred. A run's first misclassified point is
-        copied, and each one that is twice as deep as the last copy. Copies are so far apart that the host has read one
-        before the next one overwrites it.
+        If two margins are equal, a misclassified point is preferred. The first misclassified point of a run is copied,
+        and then each one whose margin is more than twice as negative as that of the last copy. At least `READ_EVERY`
+        passes lie between two copies, so the host has read the first one before the second one overwrites it.
         """
         points = self._points
         counts = ~points.over
@@ -148,21 +148,21 @@ class Batch:
         torch.where(better, result.wrong, points.wrong, out=points.wrong)
         if self._stop_when_broken:
             depth = result.log1m_margin.expm1()
-            deeper = counts & result.wrong & (depth > points.queue_below)
+            deeper = counts & result.wrong & (depth > points.least_depth)
             deeper &= points.n_passes >= points.queued_at + READ_EVERY
             copy_rows(points.queued, x, deeper)
-            torch.where(deeper, 2 * depth, points.queue_below, out=points.queue_below)
+            torch.where(deeper, 2 * depth, points.least_depth, out=points.least_depth)
             torch.where(deeper, points.n_passes, points.queued_at, out=points.queued_at)
 
     def _collected(self) -> list[QueuedPoint]:
         """Read the flags; return new copies and the best points of runs that are over, whose slots become free."""
         points = self._points
         over, queued_at, n_passes = torch.stack([points.over.long(), points.queued_at, points.n_passes]).cpu().tolist()
-        copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.n_queued]
+        copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.queued_at]
         ended = [slot for slot in self.running if over[slot]]
         queued = []
         for slot, x in self._rows(points.queued, copied):
-            self.running[slot].n_queued = queued_at[slot]
+            self.running[slot].queued_at = queued_at[slot]
             queued.append(QueuedPoint(self.running[slot], x, queued_at[slot], ends=False))
         for slot, x in self._rows(points.best, ended):
             self.running[slot].n_passes = n_passes[slot]
@@ -176,7 +176,7 @@ class Batch:
     # Slots
 
     def _fill(self) -> None:
-        """Give free slots to waiting runs, in the batch shape that all of them need."""
+        """Choose the smallest batch shape that holds all runs, and give free slots to waiting runs."""
         rows = self.passes.shape.rows
         if len(self._points.over) > rows:  # memory has run out
             self._resize(rows)
@@ -193,7 +193,7 @@ class Batch:
             self._start(free)
 
     def _start(self, free: list[int]) -> None:
-        """Begin waiting runs: each image's next one, as the images came, then the others in the order of the plan."""
+        """Begin waiting runs: first the earliest open run of each image, then the others in the order of the plan."""
         order = sorted(self.waiting, key=lambda job: -1 if job is job.image.open[0] else job.place)
         jobs, taken = order[: len(free)], {*order[: len(free)]}
         self.waiting = [job for job in self.waiting if job not in taken]
@@ -211,16 +211,16 @@ class Batch:
         if not self.stepper.stays_inside:
             points.x[slots] = batch.x
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
-        # Margins of another precision are not comparable: each run has its own best point verified.
+        # Margins in different precisions are not comparable, so each run starts without the image's best margin.
         points.best[slots] = batch.x
-        points.log1m_margin[slots], points.queue_below[slots] = -torch.inf, -torch.inf
+        points.log1m_margin[slots], points.least_depth[slots] = -torch.inf, -torch.inf
         points.wrong[slots] = points.over[slots] = False
         points.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
         self.stepper.start(self._state, slots, batch)
         self.running.update(zip(free, jobs, strict=False))
 
     def _resize(self, n_slots: int) -> None:
-        """Have `n_slots`: move runs to the front, and let those without a slot wait to start again."""
+        """Change the number of slots: move runs to the front; runs without a slot wait and start again."""
         kept, self.waiting = list(self.running)[:n_slots], list(self.running.values())[n_slots:] + self.waiting
         index = sent(kept, self._points.labels)
         self._state.resize(index, n_slots)

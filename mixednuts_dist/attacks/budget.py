@@ -34,9 +34,9 @@ class AttackBudget:
     n_target_classes: int = 9  # targets of APGD-T and FAB-T, at most the number of classes minus 1
     n_queries: int = 5000  # queries of Square
     border_restarts: int = 2  # repeats of MMAA on borderline images
-    joint_starts: int = 3  # random starts of the joint attack on borderline images of a mixed classifier
-    n_restarts: int = 1  # random starts of APGD-CE, APGD-DLR and untargeted FAB, whose first is the clean image
-    own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> what it alone has otherwise
+    joint_starts: int = 3  # most random starts of the joint attack per target; its limit on passes may allow fewer
+    n_restarts: int = 1  # starts of APGD-CE, APGD-DLR and untargeted FAB; FAB's first start is the clean image
+    own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> other values for this attack alone
 
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self) if each.name != "own"):
@@ -55,7 +55,8 @@ class AttackBudget:
     def in_version(self, version: str, norm: str) -> "AttackBudget":
         """Return the budget with the restarts and targets of AutoAttack's version in this norm.
 
-        Iterations and queries stay. More restarts than those of the version and fewer targets stay too.
+        Iterations and queries do not change. The result has the larger number of restarts and the smaller number of
+        targets of this budget and the version.
 
         Raises:
             InvalidInputError: for an unknown version.

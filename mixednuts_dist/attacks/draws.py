@@ -1,13 +1,13 @@
 """Expectation over transformation (EOT) for random classifiers (Athalye et al. 2018).
 
-A pass holds n rows per image, one per draw of the classifier's randomness. The loss of an attack is the mean of the
-draws' losses; AutoAttack's version `rand` has n = 20. During the search an image counts as misclassified if the mean
-of the draws' probabilities favors another class than the label. `N_VERIFICATION` fresh draws at the final image decide:
-an image is broken if at least half of them are misclassified.
+A pass holds n rows per image, one per draw of the classifier's randomness. An attack maximizes the mean of the draws'
+losses; AutoAttack's version `rand` has n = 20. During the search, a point counts as misclassified if the mean of the
+draws' probabilities is largest for another class than the label. At the best point of each image, `N_VERIFICATION`
+fresh draws decide: the image is broken if at least half of them are misclassified.
 
-A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, seeds int64, which replaces `forward`. The seeds
-are hashes of the run's seed, the pixels, the purpose of the draw and its number, so results do not depend on partition
-or order. Without that method the draws come from the classifier's own generator and do not repeat.
+A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, with int64 seeds, which replaces `forward`. The
+seeds are hashes of the seed of the call, the pixels, the purpose of the draw and its number, so results do not depend
+on partition or order. Without this method, the classifier draws from its own generator, and results do not repeat.
 
 Shapes: B images of C x H x W, n draws, K classes.
 """
@@ -25,12 +25,12 @@ from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 
-CLIMB, SCORE, VERIFY = range(3)  # the purpose of a draw; no draw has two
-N_VERIFICATION = 100  # draws per final image
+CLIMB, SCORE, VERIFY = range(3)  # for gradients, for verification, for the final decision: each has its own draws
+N_VERIFICATION = 100  # draws per best point
 
 
 class Draws:
-    """n draws of a classifier per image in one pass; a call returns the expected classifier's log probabilities.
+    """Evaluates n draws of a classifier per image; a call returns the logarithms of the mean probabilities.
 
     Example:
         >>> draws = Draws(lambda x: x.flatten(1)[:, :3], 4, seed=0)
@@ -47,7 +47,7 @@ class Draws:
         return _log_mean(self.outputs(x_BCHW, SCORE)).float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
-        """Return the expected classifier's log probabilities, with the draws whose losses an attack averages."""
+        """Return the logarithms of the mean probabilities, with the draws whose losses an attack averages."""
         draws = self.outputs(x_BCHW, CLIMB)
         expected = Outputs(_log_mean(draws))
         expected.draws = draws

@@ -16,11 +16,11 @@ from .adaptive import autoattack
 from .budget import AttackBudget
 from .result import AttackResult
 
-_FILLED_ON_CPU = 64  # rows; `autoattack` chooses the batch size on a CPU if the caller allows at least this many
+_FILLED_ON_CPU = 64  # on a CPU, `autoattack` chooses the batch size if `bs` is at least this number
 
 
 class AutoAttack:
-    """AutoAttack with the constructor and the methods of the `autoattack` package; `autoattack` is the function.
+    """AutoAttack with the constructor and the methods of the `autoattack` package. New code should call `autoattack`.
 
     As in that package, `run_standard_evaluation` returns the adversarial example of each broken image and the clean
     image of each robust one. `result` holds the `AttackResult` of the last call.
@@ -31,7 +31,7 @@ class AutoAttack:
         verbose: print the accuracies after each call.
         attacks_to_run: the attacks of version "custom"; also an attribute.
         version: "standard", "plus", "rand" or "custom".
-        device: where the images are attacked; by default where the model's parameters are.
+        device: the device on which to attack the images; by default, the device of the model's parameters.
         log_path: a file to which the accuracies are appended.
         budget: iterations, targets and queries; AutoAttack's by default.
 
@@ -84,7 +84,7 @@ class AutoAttack:
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """Run each attack on all images and return what `run_standard_evaluation` returns, by attack."""
+        """Run each attack alone on all images and return attack -> the result of `run_standard_evaluation`."""
         given = x_orig, y_orig, bs, return_labels
         return {attack: self._adversarial(*given, [attack]) for attack in self.attacks_to_run}
 

@@ -1,13 +1,14 @@
 """FAB (Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack").
 
 FAB looks for the nearest image of another class. At an iterate x_i it replaces the classifier by its linearization, so
-that the border between the label y and another class k becomes the hyperplane
+that the decision boundary between the label y and another class k becomes the hyperplane
 
     { z : f_k(x_i) + <w_k, z - x_i> = 0 },    f_k = logit_k - logit_y,    w_k = gradient of f_k at x_i,
 
 projects both the iterate and the clean image x onto that plane within the box [0, 1], and steps (with overshoot) to a
-mean of the two. Whenever it has crossed into another class it goes a tenth of the way back to x. FAB-T goes towards one
-target; untargeted FAB chooses at each iterate the k with the smallest distance |f_k(x_i)| / ||w_k||, in the dual norm.
+weighted mean of the two projections. After each iterate in another class, FAB goes a tenth of the way back to x. FAB-T
+has one target k; untargeted FAB chooses at each iterate the k with the smallest distance |f_k(x_i)| / ||w_k||, in the
+dual norm.
 
 Shapes: S slots, images of C x H x W, K classes.
 """
@@ -29,10 +30,10 @@ from .hyperplane import project_on_plane
 from .losses import at
 from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
-OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearized border
+OVERSHOOT = 1.05  # eta: the step is this many times as long as the way to the linearized boundary
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
-PULL_BACK = 0.9  # beta: what is left of the way from the clean image after crossing the border
-START = 0.5  # share of the radius at which restarts begin
+PULL_BACK = 0.9  # beta: an iterate that has crossed the boundary keeps this share of its distance to the clean image
+START = 0.5  # restarts begin at this share of the radius
 
 DUAL_ORDER = {"Linf": 1, "L2": 2, "L1": torch.inf}  # by norm: the order of the dual norm, which measures gradients
 _SHORTEST, _TINY = 1e-8, 1e-12  # guards divisions by the length of a step and of a gradient, as published
@@ -45,21 +46,21 @@ class FabState(SlotState):
 
     x: Images  # clean image
     x_next: Images  # the point to evaluate
-    left: Counts  # iterates to check
+    left: Counts  # number of iterates that are not checked yet
 
 
 @dataclass(frozen=True)
 class FabSteps(Stepper[FabState]):
-    """A pass with a gradient linearizes the classifier; the one after it checks whether the iterate has crossed.
+    """Alternates two passes: one with a gradient linearizes the classifier, and the next one checks the new iterate.
 
-    If it has, the next pass linearizes at the point pulled back. An iterate that has not crossed could be linearized by
-    its first pass, but on robust networks 70% to 80% of the iterates cross, and a backward pass that is thrown away
-    costs more than the forward passes saved.
+    An iterate that has crossed the decision boundary is pulled back before the next pass linearizes there. One pass
+    could both check and linearize an iterate that has not crossed. But on robust networks, 70% to 80% of the iterates
+    cross, and their wasted backward passes would cost more than the saved forward passes.
     """
 
     n_iter: int = 100
     gradient_every: ClassVar[int] = 2
-    stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
+    stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
 
     def init(self, like_SCHW: Tensor) -> FabState:
         return FabState.of(like_SCHW)
@@ -98,23 +99,23 @@ class UntargetedFabState(SlotState):
     x: Images  # clean image
     x_now: Images  # the iterate, or the point pulled back from it
     grad: Images  # gradient of the nearest class so far
-    value: Numbers  # its f_k
-    distance: Numbers
-    number: Counts  # next other class, 0 .. K - 2
-    checking: Flags  # the point is an iterate that no pass has seen
-    left: Counts  # iterates to check
+    value: Numbers  # f_k of this class
+    distance: Numbers  # to the boundary with this class
+    number: Counts  # the next class, 0 .. K - 2, counted without the label
+    checking: Flags  # whether `x_now` is a new iterate, which may have crossed the boundary
+    left: Counts  # number of iterates that are not checked yet
 
 
 @dataclass(frozen=True)
 class UntargetedFabSteps(Stepper[UntargetedFabState]):
     """Each pass linearizes at the slot's point with respect to one other class.
 
-    The first of the K - 1 passes also shows whether the iterate has crossed the border: then the image is pulled back
-    and begins again there. So an iterate takes K - 1 passes, or K if it crosses, and every pass has a gradient.
+    The first of the K - 1 passes also shows whether the iterate has crossed the decision boundary. If it has, it is
+    pulled back, and its K - 1 passes begin again there. So an iterate takes K - 1 passes, or K if it crosses.
     """
 
     n_iter: int = 100
-    stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
+    stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
 
     def init(self, like_SCHW: Tensor) -> UntargetedFabState:
         return UntargetedFabState.of(like_SCHW)
@@ -148,7 +149,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         state.distance = torch.where(nearer, distance, state.distance)
         state.number += (~crossed).long()
         complete = state.number >= result.logits.shape[1] - 1
-        # On a CPU only rows that step; an accelerator would have to wait for their numbers.
+        # On a CPU, compute only the rows that step. On an accelerator, finding them would make the host wait.
         rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
         if len(rows):
             clean, x_now, value_S, grad = (each[rows] for each in (state.x, x, state.value, state.grad))
@@ -162,15 +163,15 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
 
 
 def difference(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:
-    """The target's logit minus the label's, (B,): negative on the label's side of the border between the two."""
+    """Return the target's logit minus the label's, (B,); negative on the label's side of their decision boundary."""
     return at(logits_BK, targets_B) - at(logits_BK, labels_B)
 
 
 def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, threat: ThreatModel) -> Tensor:
-    """Equation 9 of the paper: a mean of the overshooting projections of the iterate and of the clean image.
+    """Return equation 9 of the paper: a weighted mean of the projections, with overshoot, of iterate and clean image.
 
-    The weight of the clean image's projection is |d_now| / (|d_now| + |d_x|), at most `MOST_BIAS`: the nearer the
-    iterate is to the border, the less it is drawn towards x.
+    The weight of the clean image's projection is |d_now| / (|d_now| + |d_x|), at most `MOST_BIAS`. It is small if the
+    iterate is close to the decision boundary.
     """
     n = _ROWS_ON_CPU if x.device.type == "cpu" else len(x)
     parts = [slice(first, first + n) for first in range(0, len(x), n)]
@@ -190,7 +191,7 @@ def _next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, th
 
 
 def _other_class(number_S: Tensor, labels_S: Tensor) -> Tensor:
-    """The classes but the label, counted from 0."""
+    """Return the class with this number, if classes are counted from 0 without the label."""
     return number_S + (number_S >= labels_S).long()
 
 
@@ -205,12 +206,12 @@ class Fab(Attack):
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        """Two forward and one backward for each iterate."""
+        """Return two forward passes and one backward pass for each iterate."""
         n_iterates = budget.n_iter * budget.n_targets(n_classes)
         return 2 * n_iterates, n_iterates
 
     def runs(self) -> Sequence[Run]:
-        """Return one run per target; iterates are so close to the decision boundary that bfloat16 is too coarse."""
+        """Return one run per target, with float32 repeats, because iterates are close to the decision boundary."""
         setting, budget = self.setting, self.setting.budget
         stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
         targets = range(1, budget.n_targets(setting.n_classes) + 1)

@@ -1,8 +1,8 @@
 """The passes of an attack: through the classifier itself or through fast copies of its networks.
 
 A single classifier's gradients are those of its logits. A mixed classifier's gradients are those of the surrogate
-f_aux, and only the mixed classifier decides whether an image is broken (paper, appendix B.2). Results of fast copies
-are estimates, which are verified in float32.
+f_aux, but only the outputs of the mixed classifier itself decide whether an image is broken (paper, appendix B.2).
+Results of fast copies are estimates, which float32 verification confirms or rejects.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -44,12 +44,12 @@ class Outputs:
     draws: "Sequence[Outputs]" = ()  # losses of a random classifier are averaged over its draws
 
     def __init__(self, logits_BK: Tensor) -> None:
-        self.logits = logits_BK  # gradients are taken of these
-        self.model_logits = logits_BK.detach()  # the attacked classifier's own, without a graph
+        self.logits = logits_BK  # losses use these, and gradients flow through them
+        self.model_logits = logits_BK.detach()  # the attacked classifier's outputs, without a graph
 
 
 class MixedOutputs(Outputs):
-    """The outputs of a mixed classifier, computed when first used: f_aux, f_mix and what they are made of."""
+    """The outputs of a mixed classifier and of its base classifiers; f_aux and f_mix are computed when first used."""
 
     def __init__(self, mixed: MixedClassifier, mode: AttackMode, std_BK: Tensor, rob_BK: Tensor) -> None:
         self._mixed, self._mode = mixed, mode
@@ -61,7 +61,7 @@ class MixedOutputs(Outputs):
         surrogate_BK = self._mixed.surrogate_of(self.std_logits, self.rob_logits)
         if self._mode == "transfer":
             return surrogate_BK
-        # The value of the second term is exactly 0, so the sum has f_mix's value, and f_aux's gradient.
+        # The second term is exactly 0, so the sum has the value of f_mix and the gradient of f_aux.
         return self.model_logits + (surrogate_BK - surrogate_BK.detach())
 
     @cached_property
@@ -81,7 +81,7 @@ class MixedOutputs(Outputs):
 class GradientModel:
     """Passes through one set of networks."""
 
-    run: Callable[[Tensor], Outputs]  # with or without a graph, as autograd is set
+    run: Callable[[Tensor], Outputs]  # builds a graph if autograd is enabled
     tf32: bool = False
     compiled: bool = False
 
@@ -101,9 +101,9 @@ class GradientModel:
             return outputs.model_logits.detach(), loss.detach(), input_gradient(loss, leaf)
 
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and an input gradient, to compare batch shapes by their bits.
+        """Return the logits and an input gradient, whose bits show whether batch shapes give the same results.
 
-        The gradient of the cross-entropy towards one class passes through every logit with a different weight.
+        The gradient is that of a cross-entropy, because it depends on every logit.
         """
         logits, _, grad = self.evaluate(x_BCHW, lambda outputs: outputs.logits.logsumexp(dim=1) - outputs.logits[:, 0])
         return logits, grad
@@ -113,10 +113,10 @@ class GradientModel:
 class AttackedModel:
     """A classifier under attack."""
 
-    model: Callable[[Tensor], Tensor]  # verifies in float32; images (B, C, H, W) -> logits (B, K)
-    fast: GradientModel  # passes of the attacks
-    float32: GradientModel | None = None  # passes of float32 runs, if `fast` computes below float32
-    draws: Any = None  # `draws.Draws` of a random classifier, whose mean is `model`
+    model: Callable[[Tensor], Tensor]  # the classifier itself, for float32 verification
+    fast: GradientModel  # for the passes of the attacks
+    float32: GradientModel | None = None  # for float32 runs; None if `fast` computes in float32 anyway
+    draws: Any = None  # for a random classifier: its `draws.Draws`, which are also the `model`
 
     @classmethod
     def of(
@@ -131,7 +131,7 @@ class AttackedModel:
         """Return the attacked model of any classifier; `mode` is that of a mixed classifier.
 
         `copies` makes fast copies and tries them on images like `like_BCHW`, `rows` at a time. A function that is not a
-        torch module is attacked without copies if the precision may be float32.
+        torch module is attacked without copies. For such a function, `copies` rejects the precisions "tf32" and "bf16".
         """
         if mode not in get_args(AttackMode):
             raise InvalidInputError(
@@ -153,9 +153,9 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
 
 
 def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
-    """Return the fewest rows that are nearly as fast as any that fit into memory; on a CPU `ON_CPU`.
+    """Return the smallest number of rows that is nearly as fast as any that fits into memory; on a CPU `ON_CPU`.
 
-    They are measured on copies that are not compiled, so that no graphs of other shapes remain.
+    The measured copies are not compiled, so that no graphs of other shapes remain in memory.
     """
     if x_BCHW.device.type == "cpu":
         return ON_CPU
@@ -170,7 +170,7 @@ def repeats_its_bits(
 ) -> bool:
     """Return whether two passes over the same images give the same logits and gradients; on a CPU they always do.
 
-    Some backward operations of CUDA add up in any order: bilinear resizing, fused attention.
+    Some backward operations of CUDA add numbers in an arbitrary order: bilinear resizing, fused attention.
     """
     if x_BCHW.device.type == "cpu":
         return True
@@ -190,8 +190,8 @@ def _gradient_models(model: Callable[[Tensor], Tensor], x: Tensor, precision: Pr
 def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
     """Return the requested batch shape.
 
-    By default it has one row per image, rounded up to a power of two, at least `ON_CPU` and at most `ON_CARD` on an
-    accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
+    By default, it has one row per image, rounded up to a power of two, and at least `ON_CPU` rows. The largest default
+    is `ON_CARD` on an accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
     """
     if batch_size is None:
         needed = max(ON_CPU, 1 << (len(x_BCHW) - 1).bit_length())

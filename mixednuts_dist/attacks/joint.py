@@ -1,12 +1,12 @@
-"""The joint attack on the mixed classifier, for images that attacks along the surrogate's gradient do not break.
+"""The joint attack on mixed classifiers, for images that the attacks on the surrogate do not break.
 
 If the standard classifier is one-hot (T = 0), class k beats the label y if it is the standard classifier's class and
-the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise by one of these
-conditions at the cost of the other; the loss "joint" is largest only if both hold.
+the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise if one of these
+conditions comes closer and the other one does not. The loss "joint" is largest only if both conditions hold.
 
-Its best points are where the standard classifier's class has just changed to k. The loss has a kink there, and APGD,
-which halves its step if the loss rises too seldom, stays on one side. So the steps here have a fixed schedule: along
-the sign of a momentum (Dong et al. 2018), with a length that falls to 0 as half a cosine.
+At the best points, the standard classifier's class has just changed to k. The loss has a kink there, and APGD halves
+its step too early and stays on one side. Therefore, the steps of this attack have a fixed schedule: they follow the
+norm's steepest direction for a momentum (Dong et al. 2018), and their length falls to 0 as half a cosine.
 
 Shapes: B images of C x H x W, S slots, K classes.
 """
@@ -31,6 +31,7 @@ MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
 MOST_STEPS = 33  # steps per run; they broke as many images as 100
 # (weight of the standard classifier's margin, whether to start from the best point so far), in the order of the runs.
+# With 100 iterations and 9 targets, the limit on passes (see `Joint`) allows 26 of the 45 runs: about three turns.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
@@ -47,7 +48,7 @@ class JointState(SlotState):
 
 @dataclass(frozen=True)
 class JointSteps(Stepper[JointState]):
-    """Steps along the sign of a momentum, whose length falls to 0 as half a cosine."""
+    """Takes steps along the steepest direction for a momentum; their length falls to 0 as half a cosine."""
 
     n_iter: int = MOST_STEPS
 
@@ -82,9 +83,9 @@ class JointSteps(Stepper[JointState]):
     mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"),
 )  # fmt: skip
 class Joint(Attack):
-    """Runs from random points and from the best points, on borderline images that are not broken.
+    """Runs from random points and from the best points, on images that a changed vote could make borderline.
 
-    All runs on an image together take no more passes than APGD-T.
+    All runs on an image together take no more passes than APGD-T. Runs beyond this limit are left out.
     """
 
     name = "joint"
@@ -100,7 +101,7 @@ class Joint(Attack):
             return []
         n_iter = min(budget.n_iter, MOST_STEPS)
         stepper = JointSteps(setting.threat, setting.seed, n_iter)
-        # If the standard classifier's class changes, the margin falls by up to 2 (1 - alpha).
+        # If the standard classifier's class changes from the label to k, the margin falls by up to 2 (1 - alpha).
         wanted = partial(setting.is_borderline, slack=2 * float(setting.model.one_minus_alpha))
         runs: list[Run] = []
         n_random = 0

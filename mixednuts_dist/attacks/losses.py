@@ -1,12 +1,13 @@
 """Adversarial losses to maximize, one value per image; adding a constant to all logits does not change them.
 
 A registered loss takes the outputs of a pass, the labels, the targets (the labels if there is no target) and one weight
-per image. APGD finds it by its name.
+per image. To use it, set `Run.loss` to its name, or `loss` in a subclass of `ApgdCe`. APGD passes weights of 1; only
+the joint attack passes `Run.weight`.
 
 Shapes: B images, K classes.
 """
 
-# ruff: noqa: ARG001 - what is registered is given more than it may need
+# ruff: noqa: ARG001 - all registered functions have the same arguments, and some need fewer
 
 import math
 
@@ -29,7 +30,7 @@ def ce(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor)
 
 @LOSSES("untargeted-dlr", describes="difference of logits ratio")
 def untargeted_dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """Difference of logits ratio (DLR; Croce & Hein 2020, eq. 6); with K = 2 without its denominator."""
+    """Difference of logits ratio (DLR; Croce & Hein 2020, eq. 6). With K = 2, the loss has no denominator."""
     logits_BK = outputs.logits
     gap_B = at(logits_BK, labels_B) - others(logits_BK, labels_B).amax(dim=1)
     if logits_BK.shape[1] < 3:
@@ -42,7 +43,7 @@ def untargeted_dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weight
 def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
     """Targeted DLR (Croce & Hein 2020, eq. 7).
 
-    The denominator of the paper needs four classes: with K = 3 it is z_(1) - z_(3), with K = 2 the loss has none.
+    The denominator in the paper needs four classes. With K = 3, it is z_(1) - z_(3). With K = 2, there is none.
     """
     logits_BK, n_classes = outputs.logits, outputs.logits.shape[1]
     gap_B = at(logits_BK, labels_B) - at(logits_BK, targets_B)
@@ -77,8 +78,8 @@ def joint_loss(
 ) -> Tensor:
     """`log(1 - (p_y - p_k)) + w min(0, g_k - max_{j != k} g_j)`, shape (B,), for label y, target k and weight w.
 
-    p are the transformed robust probabilities, g the standard logits. 1 - (p_y - p_k) is the sum of 2 p_k and the p_j
-    of all classes except y and k, positive terms only, so the loss does not saturate if p_y is close to 1.
+    p are the transformed robust probabilities, and g are the standard logits. 1 - (p_y - p_k) equals 2 p_k plus the p_j
+    of all classes except y and k. All terms are positive, so the loss does not saturate if p_y is close to 1.
     """
     log_probs_BK = mapped_logits_BK.log_softmax(dim=1)
     twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
@@ -90,7 +91,7 @@ def joint_loss(
 
 
 def anyone(mask: Tensor) -> bool:
-    """Return whether any entry is true; always True on an accelerator, where the host would have to wait."""
+    """Return whether any entry is true. On an accelerator, return True at once, because reading the mask would wait."""
     return mask.device.type != "cpu" or bool(mask.any())
 
 

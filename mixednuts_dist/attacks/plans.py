@@ -1,4 +1,4 @@
-"""Plans of ensembles: AutoAttack's attacks one after the other, and MMAA (paper, appendix B.1)."""
+"""Plans: the runs of AutoAttack's attacks in order, and the runs of MMAA (paper, appendix B.1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,8 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
         runs = runs_of(name, setting)
         if position <= min(climbing, default=position) and any(run.float32 for run in runs):
-            # Before any attack has climbed there are no margins that select borderline images, so all take these.
+            # No earlier attack shows which images are borderline, so all images take the float32 runs, and none takes
+            # the low-precision ones.
             runs = [replace(run, wanted=None) for run in runs if run.float32]
         plan += runs
         if setting.low_precision and position == max(climbing, default=None):
@@ -36,9 +37,9 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
 
 
 def margin_plan(setting: Setting, attacks: Sequence[str] = MMAA) -> list[Run]:
-    """Return the runs of the attacks, and the same from other starts for borderline images.
+    """Return the runs of the attacks, and their repeats from other starts for borderline images.
 
-    Float32 runs come once, at the end: after each start their passes would hold few images.
+    The float32 runs come once, at the end, so that their passes hold as many images as possible.
     """
     once = [run for name in attacks for run in runs_of(name, setting)]
     plan = list(once)

@@ -29,12 +29,12 @@ def pyautoattack_images(
 ) -> tuple[Tensor, int, int]:
     """Return the package's images and its (forward, backward) passes.
 
-    A `version` has the package's own restarts, targets and draws; otherwise the `attacks`, by default the standard
-    ones, run with one start. Iterations, queries and the largest number of targets are those of `budget`. For a mixed
+    With `version`, the package chooses attacks, restarts, targets and draws. Otherwise, it runs `attacks`, by default
+    the standard ones, with one start. `budget` sets iterations, queries and the largest number of targets. For a mixed
     classifier, pass `MixedClassifier.as_bypass()`, because the package differentiates the logits. All passes are in
-    full float32; without `strict` in TF32 where torch allows it. Random numbers depend on the batch.
+    full float32. Without `strict`, they use TF32 if torch's settings allow it. Random numbers depend on the batch.
     """
-    from pyautoattack import AutoAttack  # here, because nothing else needs the package
+    from pyautoattack import AutoAttack  # imported here, because only this function needs the package
 
     n_forward = n_backward = 0
 
@@ -51,7 +51,7 @@ def pyautoattack_images(
         nonlocal n_backward
         n_backward += len(grad)
 
-    seeded = [x_BCHW.device] if x_BCHW.is_cuda else []  # and no other GPU of the machine
+    seeded = [x_BCHW.device] if x_BCHW.is_cuda else []  # leaves the generators of other GPUs alone
     with tf32_allowed(False) if strict else nullcontext(), torch.random.fork_rng(devices=seeded):
         package = AutoAttack(
             Counted().eval(), norm=threat.norm, eps=threat.eps, attacks=None if version else list(STANDARD_ATTACKS),
@@ -61,7 +61,7 @@ def pyautoattack_images(
             package.attacks_to_run = list(attacks)
         with torch.no_grad():
             n_targets = budget.n_targets(model(x_BCHW[:1]).shape[1])
-        for each in (package.apgd, package.apgd_targeted):  # the package has derived all of these from 100 iterations
+        for each in (package.apgd, package.apgd_targeted):  # the package derived them from 100 iterations
             each.n_iter = each.n_iter_orig = budget.n_iter
             each.n_iter_2, each.n_iter_min = max(int(0.22 * budget.n_iter), 1), max(int(0.06 * budget.n_iter), 1)
             each.size_decr = max(int(0.03 * budget.n_iter), 1)

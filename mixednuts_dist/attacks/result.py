@@ -1,4 +1,4 @@
-"""The result of an attack, and its progress before.
+"""The result of an attack, and the progress of a call.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -13,23 +13,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, repr=False)
 class AttackResult:
-    """The result of `autoattack` and `minimum_margin_attack`; float32 verification decides every entry at `x_adv`.
+    """The result of `autoattack` and `minimum_margin_attack`; all entries come from float32 verification.
 
-    `x_adv` of a broken image is misclassified. `x_adv` of a robust image is not the clean image but the attacked image
-    with the smallest margin. `survived` is cumulative: `survived["square"]` counts the images that are still classified
-    correctly after Square and after all attacks before it.
+    `x_adv` of a broken image is misclassified. `x_adv` of a robust image is the verified point with the smallest
+    margin, which is rarely the clean image. `survived` is cumulative: `survived["square"]` marks the images that are
+    still classified correctly after Square and all attacks before it.
     """
 
     clean: Tensor  # (B,) bool: classified correctly without an attack
     broken: Tensor  # (B,) bool: misclassified under attack or without one
     survived: dict[str, Tensor]  # attack -> (B,) bool: not broken by this attack or by those before it
-    x_adv: Tensor  # (B, C, H, W), in the ball and in [0, 1]
+    x_adv: Tensor  # (B, C, H, W), in the ball and in [0, 1]; points of `cached_BCHW` are not checked for that
     logits: Tensor  # (B, K) float32, at x_adv
     log_one_minus_margin: Tensor  # (B,) float64, at x_adv; it does not saturate for margins near 1
     n_forward: int  # images passed forward by all attacks and verifications, without padding
     n_backward: int
-    unconfirmed: Tensor  # (B,) bool: misclassified once, and correct when the same image was verified again
-    decided: Tensor  # (B,) bool: False for images whose attacks a keyboard interrupt cut short
+    unconfirmed: Tensor  # (B,) bool: `x_adv` was verified as misclassified, but the last verification found it correct
+    decided: Tensor  # (B,) bool: False for images that a keyboard interrupt left unfinished
 
     @property
     def robust(self) -> Tensor:

@@ -1,6 +1,6 @@
-"""Continuous batching of attack runs: every pass is full, and an image's result does not depend on the other images.
+"""Continuous batching: a run that ends leaves its slot to the next one, and no result depends on the other images.
 
-One image's way::
+The diagram follows one image::
 
     Group (a partition)            x, label, sample id, perhaps a known adversarial example
       │  float32                   is the clean image classified correctly? the order of its targets
@@ -13,18 +13,19 @@ One image's way::
       │  a slot is free
       ▼
     Batch.step                     ask -> forward and backward pass -> tell, for all slots at once, in one batch shape
-      │                            a misclassified point is copied with its iteration number; the slot continues
+      │                            a misclassified point is copied with its pass number; the slot continues
       ▼
     verification queue             copied points, and the best point of each run that is over
       │  float32 verification      the only place that decides what is misclassified and what its margin is
       ▼
-    ImageRecord.offer              the first misclassified point in the order of the plan breaks the image: this cancels
-      │                            the later runs, and nothing else. When no run of the group is open, the next one
+    ImageRecord.offer              the first misclassified point in the order of the plan breaks the image and cancels
+      │                            the later runs, but not the earlier ones. When all runs of the group are over, the
+      │                            image goes on to the next group of runs
       ▼
-    AttackResult (of the group)    with the last image that is decided; its images are verified once more
+    AttackResult (of the Group)    when all images of the Group are decided; their best points are verified once more
 
 So outcomes and counts depend on the image, its sample id, the seed and the batch shape, and not on partitions, order,
-other images, or when the host looked.
+other images, or when the host reads from the device.
 """
 
 import logging
@@ -53,7 +54,7 @@ from .stepper import Run
 from .verification import Verified, Verifier
 
 CLEAN = "clean"
-_STEP_COST = 3  # cost of a step of a run that should end, in rows of a verification
+_STEP_COST = 3  # cost of a step that a run takes while its point waits, in rows of a verification pass
 _APART_COST = 4  # cost of a row of a verification if float32 passes have a separate, small batch shape
 
 _logger = logging.getLogger(__name__)
@@ -63,12 +64,12 @@ partial_results = ContextVar("partial_results", default=True)  # whether a keybo
 
 @dataclass(frozen=True)
 class Group:
-    """Images that come and go together: a partition, or all images of a call."""
+    """Images that enter together and share one `AttackResult`: a partition, or all images of a call."""
 
     x: Tensor  # (B, C, H, W) clean images
     y: Tensor  # (B,) labels
     sample_ids: Sequence[int]  # key the random numbers
-    known: Tensor | None = None  # (B, C, H, W) points of an earlier stage inside the same balls, tried first
+    known: Tensor | None = None  # (B, C, H, W) points of an earlier stage, tried first; not checked against the balls
 
 
 class Scheduler:
@@ -79,10 +80,11 @@ class Scheduler:
         like_BCHW: images with which fast copies and smaller batch shapes are tried.
         attacks: names of the register `ATTACKS`, in order.
         planner: plans the runs of these attacks, once the number of classes is known.
-        mode: the gradient of a mixed classifier.
+        mode: the gradient of a mixed classifier, as in `autoattack`.
         copies: makes fast copies of the base networks.
         eot: draws of a random classifier. A pass then has this many rows per point, and everything is in float32.
-        stop_when_broken: an image leaves as soon as a misclassified point is verified; otherwise it ends its plan.
+        stop_when_broken: a verified misclassified point cancels the later runs on its image; otherwise, each image
+            takes all runs of the plan, and only the best point of each run is verified.
         progress: called with a `Progress` whenever points were verified.
     """
 
@@ -116,8 +118,8 @@ class Scheduler:
         low_precision = self.attacked.float32 is not None
         self._setting, self._planner = Setting(threat, budget, 0, seed, subject, low_precision), planner
         self._like, self._stop_when_broken, self._progress = like_BCHW, stop_when_broken, progress
-        self._batches: list[Batch] = []  # in the order in which their steps are due
-        # The plan, which is made with the first group: (batch, runs with their places in the plan).
+        self._batches: list[Batch] = []  # in the order of the plan; separate float32 shapes come last
+        # The plan, in groups of runs: (batch, runs with their places in the plan). Made by the first `admit`.
         self._groups_of_runs: list[tuple[Batch, list[tuple[int, Run]]]] = []
         self._queue: list[QueuedPoint] = []  # to be verified
         self._cost_of_waiting = 0  # cost of the waiting points, in rows of a verification
@@ -164,13 +166,13 @@ class Scheduler:
                     del self._inside[each]
                     self._done[each] = self._result(group, images)
         result = self._done.pop(key)
-        self._done = {each: done for each, done in self._done.items() if each in prefetched}  # others went elsewhere
+        self._done = {each: done for each, done in self._done.items() if each in prefetched}  # others take the rest
         return result
 
     def step(self) -> None:
         """Take one step of a batch, or verify the queued points if that is due."""
-        # Prefer the latest full batch, so that images do not pile up in front of it. If none is full, step the earliest
-        # one: stragglers then catch up and share later passes.
+        # Prefer the last full batch, so that images do not accumulate in its queue. If none is full, step the first
+        # batch: its images then join the others in later batches.
         busy = [batch for batch in self._batches if batch.n_ready]
         full = [batch for batch in busy if batch.is_full]
         if self._queue and (not busy or self._is_due()):
@@ -180,7 +182,7 @@ class Scheduler:
             self._cost_of_waiting += _STEP_COST * len(self._queue)
 
     def _is_due(self) -> bool:
-        """Whether the queued points fill a pass, or have waited so long that a pass for them costs no more."""
+        """Return whether the queued points fill a pass, or whether waiting has cost as much as verifying them."""
         if len(self._queue) >= self.verifier.passes.shape.rows:
             return True
         rows = self.verifier.passes.rows_for(len(self._queue), self._like[: len(self._queue)])
@@ -210,7 +212,7 @@ class Scheduler:
             n_broken = sum(image.broken for image in decided)
             self._progress(Progress(len(present), len(decided), n_broken, *self._passes_in_flight()))
 
-    # Images come, go from group to group of runs, and leave
+    # Admission of images, and their way through the plan
 
     def admit(self, group: Group, key: Any = None) -> None:
         """Verify the clean images of a group, and send them on."""
@@ -257,7 +259,7 @@ class Scheduler:
         self._groups_of_runs = [(batches[key], list(placed)) for (key, _), placed in together]
 
     def _advance(self, image: ImageRecord) -> None:
-        """Send an image to the next group of runs of which it wants one; without any it is decided."""
+        """Queue the image's runs of the next group in which it takes any; without such a group, it is decided."""
         while not (image.broken and self._stop_when_broken) and image.group + 1 < len(self._groups_of_runs):
             image.group += 1
             batch, runs = self._groups_of_runs[image.group]
@@ -273,9 +275,9 @@ class Scheduler:
         image.decided = True
 
     def _result(self, group: Group, images: list[ImageRecord]) -> AttackResult:
-        """Verify the best points once more; an image that is correct there counts as robust.
+        """Verify the best points once more; an image whose best point is now correct counts as robust.
 
-        Fresh draws decide about a random classifier.
+        For a random classifier, fresh draws decide.
         """
         best, draws = torch.stack([image.best for image in images]), self.attacked.draws
         verified = self.verifier.verify(best, group.y)
@@ -316,7 +318,7 @@ class Scheduler:
 
     @property
     def n_forward_begun(self) -> int:
-        """Passes so far of images of groups that are not returned yet."""
+        """Forward passes so far on images of groups that `finish` has not returned yet."""
         return self._passes_in_flight()[0] + sum(result.n_forward for result in self._done.values())
 
     @property
@@ -328,8 +330,8 @@ class Scheduler:
 def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verified | None) -> tuple[Tensor, Tensor]:
     """Return each image's targets, (B, T), and their ranks on the clean image (2 = runner-up).
 
-    The targets are the classes of the clean logits' ranks 2 .. T + 1, as published. They are taken in that order or, if
-    a point of an earlier stage is known, by its logits: the nearest class there is the likeliest to succeed.
+    The targets are the classes with ranks 2 .. T + 1 in the clean logits, as published, in this order. If a point of an
+    earlier stage is known, its logits determine the order instead, because the largest one is the likeliest to succeed.
     """
     by_rank = clean_BK.sort(dim=1, descending=False).indices.flip(1)[:, 1 : n_targets + 1]
     ranks = torch.arange(2, n_targets + 2).expand_as(by_rank)

@@ -1,7 +1,7 @@
 """One step of an attack for many runs at a time: the interface between attacks and the scheduler.
 
-A `Stepper` keeps nothing itself. The state of each slot of a batch is in the object that `init` returned, and two
-equal steppers share a batch. For all slots at once the scheduler calls
+A `Stepper` has no state: the object that `init` returns holds the state of all slots of a batch. Runs with equal
+steppers share a batch. For all slots at once, each step of a batch calls
 
     x = ask(state)                           where each slot wants to be evaluated
     outputs = model(x)                       one forward pass in the run's batch shape
@@ -10,16 +10,15 @@ equal steppers share a batch. For all slots at once the scheduler calls
 
 The contract:
 - Slots are independent. Nothing computed for one slot may depend on another one or on the number of slots. Slots
-  without a run hold old values and are computed as well.
+  without a run hold old values, and all functions compute them as well.
 - Random numbers come from `norms/random.py`, keyed by (seed, attack, restart, sample id): `StartBatch.keys` or
   `StartBatch.random_start`.
-- `ask` may be called again with the same state after memory ran out, so it changes nothing but its own output. The
-  tensor that it returns may be an array of the state; the scheduler reads it until `tell` returns. The points lie in
-  the ball and in [0, 1]; an attack that also searches outside of the ball (FAB) declares `stays_inside = False`, and
-  the scheduler keeps only what lies inside.
-- `tell` writes in place and does not read from the device (`bool(tensor)`, `nonzero`, `.cpu()`), so that a GPU never
-  waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot whose run is over may be stepped a few
-  more times before it is freed, and these steps are ignored.
+- `ask` may be called again with the same state after memory ran out, so it must not change the state. It may
+  return an array of the state. The points lie in the ball and in [0, 1]; an attack that also searches outside of the
+  ball (FAB) declares `stays_inside = False`, and the batch then keeps only points inside.
+- `tell` changes the state, but does not read from a GPU (`bool(tensor)`, `nonzero`, `.cpu()`), because reading makes
+  the host wait. On a CPU, such shortcuts are free (`losses.anyone`). A slot whose run is over may take a few more steps
+  before it is freed, and these steps are ignored.
 
 Shapes: S slots, images of C x H x W, K classes.
 """
@@ -44,23 +43,26 @@ class ImageSummary:
 
     margin: float  # the smallest so far
     clean_margin: float
-    gain: float  # by how much the group before lowered the margin
+    gain: float  # by how much the previous group of runs lowered the margin
     repeated_margin: float  # the smallest of the low-precision run that this run repeats; `margin` if there is none
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an attack on one image: from one start, for instance towards one target. A plan is a list of these."""
+    """An entry of the plan, for all images: an attack from one start, for instance towards one target.
 
-    attack: str  # the name under which it is recorded what breaks an image; `runs_of` sets the registered one
-    name: str  # with seed, restart and sample id the key of its random numbers; "{rank}" is the target's
+    `image_record.Job` is such a run on one image.
+    """
+
+    attack: str  # the name under which results report the images that the run breaks; `runs_of` sets it
+    name: str  # part of the key of its random numbers; "{rank}" stands for the target's rank on the clean image
     stepper: "Stepper[Any]"
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
     restart: int = 0
-    group: str = ""  # consecutive runs of one group may run on an image at once; "": this run comes alone
+    group: str = ""  # consecutive runs of one group may run on an image at once; "": no other run at the same time
     from_best: bool = False  # begin at the best point so far, not at a random one
-    loss: str = ""  # registered, for steppers that follow any loss
-    weight: float = 1.0  # the loss takes it besides logits and classes
+    loss: str = ""  # name of a registered loss, for steppers that take any (APGD)
+    weight: float = 1.0  # weight of the standard classifier's margin in the joint attack; other attacks ignore it
     float32: bool = False  # gradients in float32 whatever the precision
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
@@ -69,25 +71,25 @@ class Run:
         return (self.name, self.target, self.restart) == (other.name, other.target, other.restart)
 
 
-# Annotations of a state's arrays, which `SlotState.of` makes.
+# Annotations of the arrays in a state. `SlotState.of` creates these arrays, except `Shared` ones.
 Images = Annotated[Tensor, "images"]  # (S, C, H, W)
 Numbers = Annotated[Tensor, None]  # (S,), in the dtype of the images
 Doubles = Annotated[Tensor, torch.float64]  # (S,)
 Counts = Annotated[Tensor, torch.long]  # (S,)
 Flags = Annotated[Tensor, torch.bool]  # (S,)
-Shared = Annotated[Tensor, "shared"]  # the same for all slots, of any shape; a stepper makes it once, in `init`
+Shared = Annotated[Tensor, "shared"]  # one tensor for all slots, of any shape; `init` creates it
 
 
 @dataclass
 class SlotState:
     """Base of a stepper's state: every tensor attribute but `Shared` ones has the slot as its first axis.
 
-    A tensor may be replaced by another one of the same shape (two buffers that are swapped).
+    A stepper may replace a tensor by another one of the same shape, for example to swap two buffers.
     """
 
     @classmethod
     def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
-        """Return zeros for as many slots as there are images; `others` are the attributes without these annotations."""
+        """Return zeros, with one slot per image; `others` are `Shared` tensors and all other attributes."""
         arrays = {}
         for name, kind in _kinds(cls).items():
             if kind == "images":
@@ -97,7 +99,7 @@ class SlotState:
         return cls(**arrays, **others)
 
     def resize(self, index: Tensor, n_slots: int) -> None:
-        """Keep the rows of `index`, in that order, and have `n_slots` rows; the others hold old values."""
+        """Move the rows of `index` to the front, in that order, and change the number of rows to `n_slots`."""
         kinds = _kinds(type(self))
         for name, values in vars(self).items():
             if isinstance(values, Tensor) and kinds.get(name) != "shared":
@@ -152,7 +154,7 @@ class StepResult:
     log1m_margin: Tensor  # (S,) float64, log(1 - signed margin) of `logits`
     wrong: Tensor  # (S,) bool, whether the class is not the label
     loss: Tensor  # (S,) of `Stepper.loss`; empty without a gradient
-    grad: Tensor  # (S, C, H, W) its gradient; empty without. Copy what is to be kept: its memory is used again
+    grad: Tensor  # (S, C, H, W) its gradient, or empty. Copy what you keep: the next pass may reuse the memory
 
     @property
     def has_gradient(self) -> bool:
@@ -175,7 +177,7 @@ class Stepper(Generic[State]):
     threat: ThreatModel
     seed: int = 0
 
-    # A gradient is due in every n-th pass of a run, beginning with its first; 0: never. Runs begin together with one.
+    # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
 
@@ -211,7 +213,7 @@ class Stepper(Generic[State]):
 
 
 def sent(values: Sequence[float], like: Tensor) -> Tensor:
-    """Return numbers of the host on the device of `like`, in its dtype, without waiting for a GPU."""
+    """Copy numbers from the host to the device of `like`, in its dtype, without waiting for a GPU."""
     return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 

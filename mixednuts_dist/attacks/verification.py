@@ -1,7 +1,7 @@
 """Float32 verification, which decides every stored margin and whether an image is broken.
 
-Images pass through the classifier itself in float32, with TF32 off, in one batch shape. Margins are computed from its
-logits in float64, on the host.
+The classifier itself, not a fast copy, computes the logits in float32, with TF32 off, in one batch shape. The host
+computes margins from these logits in float64.
 
 Shapes: B images of C x H x W, K classes.
 """
