@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, or starts a private Ray on this machine that ends with the process."""
+"""Connect to a Ray cluster, or start a private Ray on this machine that ends with the process."""
 
 import logging
 import os
@@ -23,7 +23,8 @@ _ANSWER_SECONDS = 60.0  # for a cluster on a busy machine; importing Ray takes s
 _STARTS = 3  # tries to start a private Ray, whose own limit of 30 s may be too short on a busy machine
 _LOOK_SECONDS = 1.0  # between two connections to Ray's head
 _OWN_HEAD_SECONDS = 3.0  # a private head that refuses connections for this long has ended
-# The head of a cluster may restart. After the full time, Ray aborts the process with its own message.
+# The head of a cluster may restart, so Ray waits for it, and then aborts the process with a message that does not help.
+# `_watch_head` ends the process 10 s earlier with a clear one.
 _RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _HEAD_SECONDS = float(os.environ.get(_RECONNECTS, "60")) - 10
 WITHOUT_RAY = "The same command with --local needs no Ray: its workers are processes of this machine"
@@ -143,7 +144,7 @@ def _start() -> None:
 
 
 def _kill(processes: list[psutil.Process]) -> None:
-    """Kill these processes and their children, and wait for the end of the former."""
+    """Kill these processes and their children, and wait until these processes have ended."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             for each in (*process.children(recursive=True), process):
@@ -154,7 +155,7 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 @contextmanager
 def _private_settings() -> Iterator[None]:
-    """Start a Ray that listens on loopback only, and whose workers share the driver's environment.
+    """Make a Ray that the block starts listen on loopback only, and its workers share the driver's environment.
 
     `ray.init` has no arguments for these settings. It replaces a loopback address by the machine's own and, under `uv
     run`, builds an environment for each worker, unless two private constants are off.
@@ -173,7 +174,7 @@ def _private_settings() -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Restore the caller's signal handlers after Ray's start, which installs a handler for SIGTERM.
+    """Restore the caller's signal handlers after the block, which starts Ray: Ray installs a handler for SIGTERM.
 
     Ray's handler calls `sys.exit(SIGTERM)`; the signal is then raised again for the caller's handler.
     """
@@ -189,7 +190,7 @@ def _own_signal_handlers() -> Iterator[None]:
             raise
     finally:
         for number, handler in before.items():
-            if handler is not None:  # it was not set from Python
+            if handler is not None:  # None: it was not set from Python
                 signal.signal(number, handler)
         if received:
             signal.raise_signal(signal.SIGTERM)

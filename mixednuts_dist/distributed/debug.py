@@ -1,4 +1,4 @@
-"""One worker in the driver's own thread: breakpoints work, and exceptions surface unchanged with their traceback."""
+"""One worker in the driver's own thread: breakpoints work, and exceptions are raised unchanged with their traceback."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -34,7 +34,7 @@ class _Here:
         future = Future[Any]()
         try:
             future.set_result(getattr(self._worker, method)(*arguments))
-        except SystemExit as error:  # it would end the command without a message
+        except SystemExit as error:  # would end the command without a message
             raise RuntimeError(f"sys.exit({error.code!r}) was called in {method}") from error
         return future
 

@@ -1,8 +1,8 @@
 """Executors start the workers that compute a run's partitions. `compute.executor` chooses one by name.
 
 To add an executor, register a class with `workers`, which returns the number of workers and their resources, and
-`begin`, which starts one worker. It may be a file of this package or of the configuration's `extensions`. The pool
-(`pool.py`) decides what each worker computes, how often a partition is tried and what follows a lost worker.
+`begin`, which starts one worker. The class may be in a file of this package or of the configuration's `extensions`. The
+pool (`pool.py`) decides what each worker computes, how often a partition is tried, and how a lost worker is replaced.
 """
 
 import logging
@@ -36,9 +36,9 @@ class PoolSettings:
     num_cpus: float  # per worker
     num_gpus: float
     max_tries: int = 3
-    start_seconds: float = math.inf  # a stage waits this long for its first worker that is ready
+    start_seconds: float = math.inf  # a stage fails after this long without a ready worker
     placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's terms
-    watchdog: float = math.inf  # times the duration that the slowest finished partition suggests
+    watchdog: float = math.inf  # limit of a partition, as a multiple of what the slowest finished one suggests
 
     @classmethod
     def of(cls, compute: ComputeConfig, n_workers: int, num_gpus: float, **options: Any) -> Self:
@@ -50,7 +50,7 @@ class PoolSettings:
 
 
 class WorkerLost(Exception):
-    """A worker's process or (`machine`) its machine is gone. A lost machine uses up no try of the partition."""
+    """A worker's process or, with `machine`, its machine is gone. A lost machine does not count as a failed try."""
 
     def __init__(self, reason: str, *, machine: bool = False) -> None:
         super().__init__(reason)
@@ -58,17 +58,17 @@ class WorkerLost(Exception):
 
 
 class Worker(Protocol):
-    """An `AttackWorker` in some process."""
+    """The driver's handle of an `AttackWorker`, which runs in this or in another process."""
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        """Begin one of its methods; the future raises the method's exception, or `WorkerLost`."""
+        """Call a method of the `AttackWorker`; the future raises the method's exception, or `WorkerLost`."""
 
     def end(self) -> None:
-        """Kill the worker immediately; open calls may never complete."""
+        """Kill the worker immediately. Futures of unfinished calls may never complete."""
 
 
 class Executor:
-    """Starts workers for all stages of a command, one stage after the other. It starts nothing before it is needed.
+    """Starts workers for all stages of a command, one stage after the other. Nothing starts before it is needed.
 
     Args:
         address: the cluster's address, for executors that have one.
@@ -77,7 +77,7 @@ class Executor:
     def __init__(self, address: str | None = None) -> None:
         self.address = address
         self.report: Callable[[str], None] = logger.info  # called before slow operations
-        self.n_users = 0  # open blocks of `executing`
+        self.n_users = 0  # number of `executing` blocks that use this executor now
         self._idle: list[tuple[WorkerSpec, PoolSettings, Worker]] = []  # kept from one stage to the next
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
@@ -89,7 +89,7 @@ class Executor:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Connect or start, unless that is done."""
+        """Connect to a cluster or start one, if the executor needs one and has none yet."""
 
     def close(self) -> None:
         """Disconnect, or stop what `start` has started."""
@@ -110,7 +110,7 @@ class Executor:
         return None
 
     def kept(self, spec: WorkerSpec, settings: PoolSettings) -> Worker | None:
-        """Return an idle worker of an earlier stage, which may have died meanwhile. If none fits, end the idle ones."""
+        """Return an idle worker of an earlier stage, which may have died meanwhile. If none fits, end all idle ones."""
         for idle in self._idle:
             if idle[:2] == (spec, settings):
                 self._idle.remove(idle)

@@ -1,4 +1,4 @@
-"""Checks whether torch can use a worker's GPU, and limits the memory of workers that share one."""
+"""Limit the memory of workers that share a GPU, and explain why torch cannot use a GPU."""
 
 import platform
 import re
@@ -21,8 +21,8 @@ def nvidia_driver() -> str | None:
 def keep_to_share(n_gpus: float) -> None:
     """Limit this process to its share of the GPU's memory, if it has only a part of a GPU.
 
-    One GiB of the share remains free, because CUDA's context and libraries take about half of that, uncounted. If the
-    memory runs out, only this process gets an error, after which it halves its batch.
+    One GiB of the share remains free, because CUDA's context and libraries take about half a GiB that torch does not
+    count. If the memory runs out, only this process gets an error, after which it halves its batch.
     """
     if 0 < n_gpus < 1:
         total = torch.cuda.mem_get_info()[1]

@@ -65,7 +65,7 @@ class LocalExecutor(Executor):
 
 
 def _gpus() -> list[str]:
-    """Return the GPUs by their names in CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs, as they appear in CUDA_VISIBLE_DEVICES."""
     if given := os.environ.get(_DEVICES):
         return given.split(",")
     return [str(number) for number in range(torch.cuda.device_count())]
@@ -105,7 +105,7 @@ class _Process:
 
     def _close(self) -> None:
         for file in (self._requests, self._answers, self._log):
-            with contextlib.suppress(OSError):  # it may hold a call that the process did not read
+            with contextlib.suppress(OSError):  # its buffer may hold a call that the process did not read
                 file.close()
 
     def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:

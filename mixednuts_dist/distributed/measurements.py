@@ -1,7 +1,7 @@
-"""Rows per pass and precisions of each type of device, as the first worker on such a device measured them.
+"""The number of images per pass and the precisions for each type of device, measured by the first worker on one.
 
-They are stored in `acceleration/<device>.json`, so that all rows of a run on one type of device are computed in the
-same way, also after the run is resumed.
+The measurements are stored in `acceleration/<device>.json`, so that all partitions of a run are computed in the same
+way on the same type of device, also after the run is resumed.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Gauges for Prometheus: `ray_mixednuts_*` on the export port of the driver's node, by run and stage.
 
-Only the driver sets them, so that no count disappears with a worker, and each starts at its first value instead of
-appearing at 1. The `stage` label is the first part of the stage's folder: refinement rounds count as "search" and the
-variants of studies as "studies". `jobs/grafana.json` shows all of them.
+Only the driver sets the gauges, so no count disappears with a worker. All gauges are exported from the start of a
+stage, with 0 for whatever has not happened yet. The `stage` label is the first part of the stage's folder: refinement
+rounds count as "search" and the variants of studies as "studies". `jobs/grafana.json` shows all gauges.
 """
 
 import functools

@@ -1,7 +1,8 @@
-"""Checks the classifiers' outputs during attacks: no NaN or infinity, and the same logits as at the start.
+"""Check the classifiers' outputs during attacks: no NaN or infinity, and the same logits as at the start.
 
-A GPU may fail once, a factory may count its calls, and dropout may be switched on later. Rows with such outputs are
-never written. The partition fails with an error that names the classifier, and is tried again.
+These checks fail, for example, if a GPU makes an error, if a classifier counts its calls, or if dropout is switched on
+during the run. Rows with such outputs are never written. The partition fails with an error that names the classifier,
+and is tried again.
 
 Shapes: B images of a partition, K classes.
 """
@@ -21,13 +22,13 @@ _REPEATED = 16  # images of a worker's first partition, which are classified aga
 
 
 class OutputChecks:
-    """Watches the outputs of a run's classifiers.
+    """Checks the outputs of a run's classifiers on one worker.
 
     Args:
         uris: role ("std" if the run has one, "rob") -> URI.
         n_classes: the number of classes on the driver; None if the driver has not run the classifiers.
         logits: returns a classifier's float32 logits, as `Workbench.logits` does.
-        random: whether logits need not repeat (`evaluate.eot`).
+        random: whether the classifiers are random (`evaluate.eot`), so that their logits are not compared.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class OutputChecks:
 
     @contextmanager
     def checked(self, x_BCHW: Tensor) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:
-        """Compute a partition in the block; yields a function that rejects columns that must not be written.
+        """Check the outputs while the block computes a partition; yields a function that rejects unusable columns.
 
         Raises:
             BaseClassifierError: naming the classifier whose outputs were not finite logits, or have changed for the
@@ -79,9 +80,9 @@ class OutputChecks:
         for role, again_BK in self._all_logits(x_BCHW).items():  # a black box returns remembered logits here
             if not torch.allclose(again_BK, first[role], rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
                 raise BaseClassifierError(
-                    f"{self._named(role)} gives {len(x_BCHW)} images other logits than before its first partition, by "
-                    f"up to {float((again_BK - first[role]).abs().max()):.3g}: it has become random, or changed. "
-                    "Switch that off; one that is random on purpose is averaged over draws with evaluate.eot=20"
+                    f"{self._named(role)} returns other logits for {len(x_BCHW)} images than before its first "
+                    f"partition, by up to {float((again_BK - first[role]).abs().max()):.3g}. It has become random, or "
+                    "changed. Correct that, or set evaluate.eot=20 if it is random on purpose"
                 )
 
     def _all_logits(self, x_BCHW: Tensor) -> dict[str, Tensor]:
@@ -111,8 +112,8 @@ class OutputChecks:
 class _Watch:
     """A forward hook that remembers, on the device, whether any output held NaN or infinity.
 
-    NaN in the middle of an attack appears in no column, because the attack only returns a weaker point. Copies of the
-    network in another precision are not watched.
+    NaN in the middle of an attack appears in no column, because the attack only returns a weaker adversarial example.
+    Copies of the network in another precision are not watched.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -128,6 +129,6 @@ class _Watch:
         return _Watch(nn.Identity())
 
     def take(self) -> bool:
-        """Whether there was such an output since the last call."""
+        """Return whether any output since the last call of `take` held NaN or infinity."""
         seen, self._seen = self._seen, None
         return seen is not None and bool(seen)

@@ -1,10 +1,11 @@
-"""A pool of workers that pull partitions. A bad machine never costs the run.
+"""Compute partitions on a pool of workers, and keep the run going when workers or machines fail.
 
-A worker computes one partition at a time and writes its file. After any exception, a fresh process replaces the worker,
-and the partition is computed again. A place (a node, or one GPU of a node) with two failures in a row gets no more work
-until a worker succeeds there. If nothing else runs, such a place is tried again after a back-off.
+A worker computes one partition at a time and writes its file. After any exception, a new process replaces the worker,
+and the partition is computed again. A place (a node, or one GPU of a node) with two failures in a row gets no more
+partitions until a worker that still computes there succeeds. If nothing else runs, such a place is tried again after a
+back-off.
 
-More workers may be requested than the cluster has room for: an autoscaler sees the requests, and the workers join with
+More workers may be requested than the cluster has room for: an autoscaler sees the requests, and the workers start on
 the new nodes. The driver holds counts and times, never images.
 """
 
@@ -29,7 +30,7 @@ from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 5.0  # the driver sleeps at most this long before it looks at the clock
+_LOOK_SECONDS = 5.0  # the driver waits at most this long for results before it checks the time limits
 
 
 @dataclass(eq=False)
@@ -59,8 +60,8 @@ class Pool:
     task: Task
     settings: PoolSettings
     executor: Executor
-    on_summary: Callable[[PartitionSummary], None] = lambda _summary: None  # one more partition is written
-    on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # numbers of ready and of requested workers
+    on_summary: Callable[[PartitionSummary], None] = lambda _summary: None  # called after each written partition
+    on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # gets the ready and the requested workers
     counts: Counter[str] = field(default_factory=Counter)  # for metrics
     _slots: list[_Slot] = field(default_factory=list)
     _completed: "queue.SimpleQueue[_Slot]" = field(default_factory=queue.SimpleQueue)
@@ -72,10 +73,10 @@ class Pool:
     _next_look: float = 0.0
 
     def run(self, queue: WorkQueue) -> None:
-        """Return when each partition is written or quarantined.
+        """Compute all partitions, and return when each of them is written or quarantined.
 
         Raises:
-            PartitionFailed: naming the quarantined partitions after all others are done; earlier if nothing works.
+            PartitionFailed: naming the quarantined partitions after all others are done; earlier if every try fails.
             ClusterError: if no worker starts; a worker's own MixedNutsError is passed on unchanged.
             StoreError: if no worker can read or write the storage.
         """
@@ -175,9 +176,9 @@ class Pool:
         return completed
 
     def _settle(self, slot: _Slot) -> None:
-        """Note the result of a worker's call, good or bad."""
+        """Process the result or the exception of a worker's call, and make the next call that follows from it."""
         if slot.call is None:
-            return  # it was ended
+            return  # the worker was ended during the call
         call, slot.call = slot.call, None
         if isinstance(error := call.exception(), Exception):
             self._failed(slot, error)
@@ -214,7 +215,7 @@ class Pool:
             self.counts["retries"] += 1
 
     def _start_failed(self, node: str, error: Exception) -> None:
-        """Note a failed start, whose replacement waits longer after each failure on the node.
+        """Record a failed start. Its replacement waits longer after each failure on the node.
 
         Raises:
             MixedNutsError: the worker's own, if no worker has ever been ready and none is likely to become ready.
@@ -245,7 +246,7 @@ class Pool:
             )
 
     def _kill_overdue(self) -> None:
-        """Replace workers whose call takes far longer than it should."""
+        """Replace workers whose calls take longer than `_seconds_allowed`."""
         for slot in list(self._slots):
             taken, allowed = time.monotonic() - slot.since, self._seconds_allowed(slot)
             if taken > allowed:
@@ -259,7 +260,8 @@ class Pool:
             return math.inf
         at_most = self.task.n_passes * slot.pass_seconds
         allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog, at_most)
-        # It may just be slow, so each try has twice the time. Prefetched partitions are computed in the same batches.
+        # The partition may just be slow, so each further try has twice the time. The images of prefetched partitions
+        # are attacked in the same batches, so they need time, too.
         return allowed * 2.0 ** self._failures.tries(slot.partition) * (1 + slot.n_prefetched)
 
     def _end(self, slot: _Slot) -> None:

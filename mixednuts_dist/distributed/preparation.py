@@ -1,6 +1,6 @@
-"""`mixednuts prepare`: images from anywhere -> balanced uint8 parts in a folder or a bucket.
+"""Write a dataset as balanced parts of uint8 images in a folder or a bucket (`mixednuts prepare`).
 
-Each part is a partition of the pool: workers write the parts in any order, on any node.
+Each part is a partition of the pool, so workers write the parts in any order, on any node.
 """
 
 import functools
@@ -55,7 +55,7 @@ class PartDone:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTask(Task):
-    """Write a part of the first `n_images` of the worker's dataset in balanced order, unless a whole file exists."""
+    """Writes a part of the first `n_images` of the worker's dataset in balanced order, unless a whole file exists."""
 
     destination: str
     n_images: int
@@ -107,10 +107,10 @@ def run(
     executor: Executor | None = None,
     on_part: Callable[[PartDone, int], None] = lambda _part, _n_images: None,
 ) -> Manifest:
-    """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
+    """Write the first `n` images of `uri` (all by default) below `destination`. Existing parts are kept.
 
-    `on_part` is called with each part that is done and the total number of images. The manifest is written last: a set
-    without one is not complete.
+    `on_part` is called with each part that is done and the total number of images. The manifest is written last, so a
+    set of parts without a manifest is not complete.
 
     Raises:
         DatasetError: if the source cannot be used, or `destination` holds other images.

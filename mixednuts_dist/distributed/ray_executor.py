@@ -64,7 +64,7 @@ class RayExecutor(Executor):
         return pool_settings(compute, may_grow=not self._is_local)
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
-        """Return an actor, which joins when the cluster has room."""
+        """Return an actor, which starts when the cluster has room."""
         options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
         actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(spec, settings.num_gpus)
         return ActorWorker(actor)
@@ -85,10 +85,10 @@ class RayExecutor(Executor):
         export(run_id, stage, values)
 
     def scoring(self, rows: CachedLogits, task: SearchTask, compute: ComputeConfig) -> Scoring:
-        """Score by a Ray Tune job.
+        """Return a function that scores a grid in a Ray Tune job.
 
-        If idle workers hold all cores, a trial reserves the memory of its cores instead of the cores, so that the
-        workers need not start again after the search.
+        If idle workers hold all cores, a trial reserves the memory of its cores instead of the cores. The idle workers
+        are then kept and need not start again after the search.
         """
         from .tuning import score_on_tune  # imports Ray Tune, which takes two seconds
 
@@ -115,7 +115,7 @@ class RayWorker(AttackWorker):
         return super().locate()._replace(node=str(ray.get_runtime_context().get_node_id()))
 
     def ready(self) -> float:
-        """Load everything, as the plain worker does."""
+        """Write the log as JSON from now on, and load everything as the plain worker does."""
         log_json()
         return super().ready()
 
@@ -151,11 +151,11 @@ def _plain(error: BaseException) -> BaseException:
     """Translate an error of Ray into the worker's own exception or WorkerLost.
 
     A node reports the death of a single process at once. If the whole machine dies, the connection breaks seconds
-    before Ray declares the node dead.
+    before Ray declares the node dead. A broken connection therefore counts as a lost machine.
     """
     if isinstance(error, RayTaskError):
         cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
-        with suppress(Exception):  # an exception that is a frozen dataclass
+        with suppress(Exception):  # an exception that is a frozen dataclass accepts no cause
             cause.__cause__ = RuntimeError(str(error))  # with the worker's traceback
         return cause
     if isinstance(error, RayError):
@@ -165,10 +165,10 @@ def _plain(error: BaseException) -> BaseException:
 
 
 def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSettings:
-    """Return one worker per GPU if the cluster has any, otherwise one per `num_cpus` cores.
+    """Return the configured number of workers or, by default, one per GPU or (without GPUs) per `num_cpus` cores.
 
-    Only nodes count that `accelerator_type` and `label_selector` allow. A cluster that grows needs `num_workers` and
-    `num_gpus`, because its autoscaler makes room for the workers that wait for it.
+    Only the nodes that `accelerator_type` and the label selectors allow count. A cluster that grows needs `num_workers`
+    and `num_gpus`, because its autoscaler only makes room for workers that have been requested.
 
     Raises:
         ClusterError: if there is no room for a single worker and no number is configured.
@@ -232,7 +232,7 @@ def _resources(placement: Mapping[str, Any]) -> Counter[str]:
 
 
 def _memory_per_core() -> int:
-    """Return the least memory per core of any node; 0 if a node offers no cores, because no trial must run there."""
+    """Return the least memory per core of any node; 0 if a node offers no cores, so that no trial runs there."""
     resources = [node["Resources"] for node in _alive_nodes()]
     return min(int(has.get("memory", 0.0) / has["CPU"]) if has.get("CPU") else 0 for has in resources)
 

@@ -1,10 +1,11 @@
-"""Which partition a free worker gets next, which partitions fail and which places fail; without Ray or a clock.
+"""Decide which partition a worker gets next, and record failed partitions and places, without Ray or a clock.
 
-The pool uses it, and so does the simulated cluster of the benchmarks.
+The pool uses this module, and so does the simulated cluster of the benchmarks.
 
-The partitions of the highest expected cost go out first. A worker also learns which partitions it gets next, so that
-their images take the slots that become free. They are reserved for it, but only while enough is left for all workers. A
-worker for which nothing else is left takes a partition that is reserved for another one.
+Workers get the partitions with the highest expected cost first. A worker also learns which partitions it gets next
+(prefetched partitions), so that their images take the slots of a batch that become free. These partitions are reserved
+for the worker, but only while enough partitions are left for all workers. If only reserved partitions are left, a free
+worker takes one that is reserved for another worker.
 """
 
 import logging
@@ -22,20 +23,20 @@ from .executor import WorkerLost
 
 logger = logging.getLogger(__name__)
 
-LEAST_OVERDUE = 2 * PATIENCE_SECONDS  # every partition may take as long, also while the storage is unavailable
+LEAST_OVERDUE = 2 * PATIENCE_SECONDS  # every partition may take this long, because the storage may be unavailable
 PREFETCHED = 2  # partitions that are reserved for a worker in addition to the current one
-SHARES = 1.5  # partitions are reserved while each worker could still get this many times as many
-MAX_LOST_MACHINES = 10  # while they computed one partition
+SHARES = 1.5  # partitions are reserved only while this many times as many are left for each other worker
+MAX_LOST_MACHINES = 10  # a partition is quarantined after this many machines were lost while they computed it
 HOPELESS = 2  # a stage ends after this many times `max_tries` failures without any success
-MOST_TRIES = 3  # a partition that fails on one of several nodes only is quarantined after this many times `max_tries`
+MOST_TRIES = 3  # a partition that fails on only one of several nodes is quarantined after `MOST_TRIES * max_tries`
 
 
 class WorkQueue:
-    """The partitions in the order in which they go out.
+    """The partitions in the order in which workers get them.
 
     Args:
-        weights: the expected cost of each partition: the most expensive goes out first. Without weights, the cost is
-            the number of images, and the order is the given one.
+        weights: the expected cost of each partition; workers get the most expensive one first. Without weights, the
+            cost is the number of images, and the order is that of `partitions`.
     """
 
     def __init__(self, partitions: Iterable[Partition], weights: Mapping[Partition, float] | None = None) -> None:
@@ -68,11 +69,11 @@ class WorkQueue:
         return tuple(reserved)
 
     def release(self, worker: Any) -> None:
-        """Put the partitions that are reserved for `worker` back in front of the others."""
+        """Queue the partitions that are reserved for `worker` again, before all others."""
         self._pending.extendleft(reversed(self._reserved.pop(worker, deque())))
 
     def put_back(self, partition: Partition, *, failed: bool) -> None:
-        """Queue a partition again: after all others if it has failed, otherwise in front of them."""
+        """Queue a partition again, after all others if it has failed, and before them otherwise."""
         if failed:
             self._failed.add(partition)
             self._pending.append(partition)
@@ -80,15 +81,15 @@ class WorkQueue:
             self._pending.appendleft(partition)
 
     def finished(self, partition: Partition, seconds: float) -> None:
-        """Note how long a partition took."""
+        """Record how long a partition took."""
         self._slowest = max(self._slowest, seconds / self._weight(partition))
 
     def seconds_allowed(self, partition: Partition, times: float, at_most: float) -> float:
-        """Return how long a partition may take: `times` what it would take at the pace of the slowest finished one.
+        """Return how long a partition may take: `times` the duration expected from the slowest finished partition.
 
-        The slowest pace counts because a robust image costs 30 times as much as a broken one, so the mean would be too
+        The slowest one counts because a robust image costs 30 times as much as a broken one, so the mean would be too
         short for a partition of robust images only. Before any partition is finished, `at_most` seconds per image are
-        expected.
+        expected. The result is at least `LEAST_OVERDUE`.
         """
         expected = self._slowest * self._weight(partition) or at_most * len(partition)
         return max(LEAST_OVERDUE, times * expected)
@@ -107,24 +108,24 @@ class Places:
         self._failures: dict[Any, list[Exception]] = {}
 
     def failed(self, place: Any, error: Exception) -> None:
-        """Note a failure."""
+        """Record a failure."""
         self._failures.setdefault(place, []).append(error)
 
     def succeeded(self, place: Any) -> None:
-        """Note a success, which ends the row of failures."""
+        """Record a success, after which the failures are counted from 0 again."""
         self._failures.pop(place, None)
 
     def is_bad(self, place: Any) -> bool:
-        """Whether the place gets no more work."""
+        """Whether the place gets no more work because of its failures."""
         return len(self._failures.get(place, ())) >= self.MOST
 
     def back_off(self, place: Any) -> float:
-        """Seconds to wait after the last failure: they double with each failure in a row."""
+        """Return the seconds to wait after the last failure, which double with each failure in a row."""
         n = len(self._failures.get(place, ()))
         return min(self.LAST_SECONDS, self.FIRST_SECONDS * 2 ** max(0, n - 1)) if n else 0.0
 
     def last_errors(self) -> Sequence[Exception]:
-        """Return the last error of each place that has failed last."""
+        """Return the last error of each place that has not succeeded since."""
         return [errors[-1] for errors in self._failures.values()]
 
 
@@ -149,7 +150,7 @@ class Failures:
     store: Store
     stage: str
     max_tries: int
-    any_done: bool = False  # whether any partition was computed
+    any_done: bool = False  # whether any partition was finished
     _records: dict[Partition, _Record] = field(default_factory=dict)
     _quarantined: dict[Partition, str] = field(default_factory=dict)  # -> the reason as a sentence
 
@@ -158,11 +159,11 @@ class Failures:
         return self._records[partition].tries if partition in self._records else 0
 
     def failed(self, partition: Partition, error: Exception, node: str | None, n_nodes: int) -> bool:
-        """Note a failed try; returns whether the partition may be tried again.
+        """Record a failed try; returns whether the partition may be tried again.
 
         A partition is quarantined after `max_tries` failures. If there are several nodes, two of them must have failed,
-        because one broken machine must not condemn the partitions that it happens to get. A lost machine and a failure
-        of the storage use up no try.
+        so that one broken machine does not quarantine the partitions that it gets. Lost machines and failures of the
+        storage do not count as tries.
 
         Args:
             node: the node on which it failed, one of `n_nodes`; None if that machine is lost.
@@ -196,7 +197,9 @@ class Failures:
         if not self._quarantined:
             partition, record = next(item for item in self._records.items() if item[1].tries)
             self._quarantine(partition, f"failed {record.tries} of {self.max_tries} tries", record)
-        raise PartitionFailed(f"{self._sentences()}\nAll of {n_tries} tries have failed, so the rest was not tried")
+        raise PartitionFailed(
+            f"{self._sentences()}\nAll {n_tries} tries have failed, so the other partitions were not tried"
+        )
 
     def raise_if_quarantined(self) -> None:
         """Raise PartitionFailed, which names each quarantined partition and the address of its log."""
@@ -213,7 +216,7 @@ class Failures:
 
 
 def in_short(error: Exception) -> str:
-    """Return the first line of a lost worker's last words, or the class and the message of another error."""
+    """Return the first line of the message of a `WorkerLost`, or the class and the message of another error."""
     if isinstance(error, WorkerLost):
         return str(error).strip().partition("\n")[0] or "WorkerLost"
     return f"{type(error).__name__}: {error}"

@@ -1,9 +1,10 @@
-"""Runs as Ray jobs, submitted through a cluster's dashboard.
+"""Submit runs as Ray jobs through a cluster's dashboard.
 
-Ray uploads the current folder (the configuration, classifier files and a checkout of this package) without the files
-that `.gitignore` names. An installed package is uploaded separately. The nodes provide its dependencies. No environment
-variable is sent, because the jobs API shows them to all users; give the nodes' roles the credentials. No submission id
-is set, because Ray rejects an id that was used before; a run is identified by its run id and resumes from its storage.
+Ray uploads the working folder (the configuration, classifier files, and perhaps a checkout of this package) without the
+files that `.gitignore` names. If the folder does not contain this package, the package is uploaded separately. Its
+dependencies must be installed on the nodes. No environment variables are sent, because the jobs API shows them to all
+users; give the credentials to the roles of the nodes instead. No submission id is set, because Ray rejects an id that
+was used before. A run is identified by its run id, and resumes from its storage.
 """
 
 import asyncio
@@ -94,5 +95,5 @@ def _call(address: str, request: Callable[[JobSubmissionClient], Any]) -> Any:
             f"the cluster at {address} requires a token. Set RAY_AUTH_MODE=token, and put the token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
-    except (OSError, RuntimeError, ValueError, RayError) as error:  # an OSError of requests, too
+    except (OSError, RuntimeError, ValueError, RayError) as error:  # the exceptions of requests are OSErrors
         raise ClusterError(f"the cluster's dashboard at {address}: {error}") from error

@@ -25,8 +25,8 @@ class Task:
 
     stage: str  # the folder of its files
     content_hash: str  # hash of everything that determines its rows
-    mixture: Mixture | None = None  # describes `worker.model`; without it, that is the robust classifier
-    n_passes: float = 20_000  # at most, per image and in units of forward passes: twice those of AutoAttack
+    mixture: Mixture | None = None  # the mixed classifier `worker.model`; if None, `worker.model` is the robust one
+    n_passes: float = 20_000  # maximum forward passes per image, for time limits; the default is twice AutoAttack's
 
     def write(self, dataset: Dataset, partition: Partition) -> Any:  # noqa: ARG002
         """Write a file in the task's own format and return its summary; by default the worker writes rows."""

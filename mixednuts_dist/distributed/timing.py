@@ -1,4 +1,4 @@
-"""Measures how long passes through a run's classifiers take, for cost estimates."""
+"""Measure how long passes through a run's classifiers take, for cost estimates."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class PassSeconds:
 
 
 def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor, copies: FastCopies) -> dict[str, PassSeconds]:
-    """Time the base classifiers. If there are two, their mixed classifier ("mixed") takes as long as both together.
+    """Time the base classifiers. If there are two, the time of their mixed classifier ("mixed") is the sum of both.
 
     The passes go through the fast copies, as nearly all passes of a run do.
     """
@@ -49,7 +49,7 @@ def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
 
 
 def _seconds(act: Callable[[], Any], x_BCHW: Tensor) -> float:
-    """Return the median of several repeats, after one repeat as a warm-up."""
+    """Return the median seconds of several calls, after one call as a warm-up."""
     times: list[float] = []
     act()
     synchronize: Callable[[], object] = torch.cuda.synchronize if x_BCHW.is_cuda else lambda: None

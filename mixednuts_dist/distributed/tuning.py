@@ -1,9 +1,9 @@
-"""The search as a Ray Tune job over the cached logits.
+"""Score the candidates of a search in a Ray Tune job over the stored logits.
 
-The parameter space is the power; a trial scores all scales, biases and betas at once. It reports the clean accuracy and
-the predicted retention of the best candidate of each beta, and the scores of all of its candidates, which the driver
-takes from the ResultGrid. The logits are put into Ray's object store once. Importing this module imports Ray Tune,
-which takes two seconds, so only the search imports it.
+There is one trial per power, which scores all scales, biases and betas at once. A trial reports the clean accuracy and
+the predicted retention of the best candidate of each beta, and the scores of all its candidates, which the driver takes
+from the ResultGrid. The logits are put into Ray's object store once. Importing this module imports Ray Tune, which
+takes two seconds, so only the search imports it.
 """
 
 import logging
@@ -136,8 +136,8 @@ class _Patience(tune.Callback):
             self._since, self._n_finished = time.monotonic(), n_finished
         elif time.monotonic() - self._since > self._seconds:
             raise ClusterError(
-                f"no trial of the search could start for {self._seconds:g} s: the cluster has no free core; end what "
-                "holds them, or search in this process with search.tune=false"
+                f"no trial of the search could start for {self._seconds:g} s, because the cluster has no free core. "
+                "End the jobs that hold its cores, or search in this process with search.tune=false"
             )
 
 

@@ -7,14 +7,15 @@ A stage's `compute(worker, partition)` gets a `Workbench`::
     worker.model                           the task's classifier: the mixed or the robust classifier
     worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
     worker.stored(partition, stage, content_hash, column)   the partition's rows of a column of an earlier stage
-    worker.attacked(partition, model, ...) the partition's images after an engine of attacks
+    worker.attacked(partition, model, ...) the result of attacks on the partition's images
     worker.counts(...)                     the counts of the partition's summary
     worker.spec                            seed, threat model and URIs of the run
     worker.shape(x), worker.copies         rows per pass, and the fast copies through which gradients are taken
 
-Slots that become free during a partition's last attacks take images of prefetched partitions, which the worker gets
-next. One engine per attacked network therefore continues from partition to partition. The result of an image does not
-depend on the other images in its batch, so prefetching does not change any row.
+When slots of a batch become free during a partition's last attacks, they take images of prefetched partitions, which
+the worker gets next. Each attacked network therefore has one engine (a `Scheduler`), which continues from partition to
+partition. The result of an image does not depend on the other images in its batch, so prefetching does not change any
+row.
 
 Shapes: B images of a partition, C x H x W, K classes.
 """
@@ -139,8 +140,8 @@ class Workbench:
         """Attack a partition's images with an engine that continues from partition to partition.
 
         Args:
-            name: the engine, if a task has several.
-            group: returns a partition's images as they enter, for example with a warm start.
+            name: name of the engine, if a task has several.
+            group: returns a partition's images as they enter the engine, for example with a warm start.
             options: further arguments of `Scheduler`.
         """
         if name not in self._engines:
@@ -160,12 +161,12 @@ class Workbench:
     def at(
         self, partition: Partition, rows: str, mixture: Mixture | None = None, prefetched: Sequence[Partition] = ()
     ) -> Iterator[None]:
-        """Compute a partition for the folder `rows` in the block; engines also take images of prefetched partitions."""
+        """Set up the tools for a partition of the folder `rows`, which the block computes; engines may prefetch."""
         if rows != self._rows:
             self._engines, self._model, self._mixture, self._rows = {}, None, mixture, rows
         self._read = {each: images for each, images in self._read.items() if each in (partition, *prefetched)}
         self._prefetched = prefetched
-        token = partial_results.set(False)  # they would be stored as complete rows
+        token = partial_results.set(False)  # an interrupted attack would be stored as if it were complete
         try:
             yield
         except BaseException:

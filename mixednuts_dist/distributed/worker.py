@@ -1,6 +1,7 @@
-"""One worker: it owns an accelerator (or its share of the cores) and turns partitions into files.
+"""The worker, which has an accelerator or some cores, and computes the files of partitions.
 
-It is a plain class, so that it runs and can be debugged without a cluster. `ray_executor.py` makes an actor of it.
+The worker is a plain class, so that it can run and be debugged without a cluster. `ray_executor.py` makes an actor of
+it.
 
 Shapes: B images of a partition, K classes.
 """
@@ -51,7 +52,7 @@ class AttackWorker:
         self.spec, self._n_gpus, self._pass_seconds = spec, n_gpus, 0.0
 
     def locate(self) -> Place:
-        """Return where it runs, before any step that may fail."""
+        """Return where the worker runs. The pool calls this method before any other that may fail."""
         return Place(platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES", "") if self._n_gpus else "")
 
     def ready(self) -> float:
@@ -99,7 +100,7 @@ class AttackWorker:
             started = time.perf_counter()
             with torch.no_grad():
                 for network in networks.values():
-                    network(part).sum().item()  # which waits for the device
+                    network(part).sum().item()  # `item` waits for the device
         return (time.perf_counter() - started) / len(part)
 
     def _dataset(self) -> Dataset:

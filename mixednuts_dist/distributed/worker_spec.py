@@ -37,7 +37,7 @@ class WorkerSpec:
     compile: bool = False
     random: bool = False  # the classifiers need not repeat their logits
     n_classes: int | None = None  # None if the driver has not run the classifiers
-    working_folder: str = ""  # the driver's, to which relative paths are relative
+    working_folder: str = ""  # the driver's working folder, in which relative paths start
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
     run: str = ""  # the folder of the run's own files, below `store_uri`
 

@@ -318,7 +318,7 @@ def test_classifier_that_never_works_ends_the_stage_early(tmp_path: Path) -> Non
     stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i % 2}"), dead_card), 2, 24)
     assert isinstance(stage.error, PartitionFailed)
     assert re.search(
-        r"(?s)partition \d+ .*CUDA.*All of \d+ tries have failed, so the rest was not tried", str(stage.error)
+        r"(?s)partition \d+ .*CUDA.*All \d+ tries have failed, so the other partitions were not tried", str(stage.error)
     )
     assert len(stage.executor.started) < 24
 

@@ -58,8 +58,8 @@ def factory(folder: Path, change: str, base: str = "demo_rob") -> str:
         ("logits = logits[:, :9]", "demo_rob", r"rob='py:.*:Changes' returns torch.float32 of shape \(\d+, 9\); when"),
         ("logits = logits.long()", "demo_std", r"std='py:.*:Changes' returns torch.int64 of shape"),
         ("raise SystemError('gone')", "demo_std", r"std='py:.*:Changes' fails: SystemError: gone"),
-        (DROPOUT, "demo_std", r"std='py:.*:Changes' gives 8 images other logits .* it has become random, or changed"),
-        ("logits = 2 * logits", "demo_rob", r"rob='py:.*:Changes' gives 8 images other logits .* random, or changed"),
+        (DROPOUT, "demo_std", r"std='py:.*:Changes' returns other logits for 8 images .* become random, or changed"),
+        ("logits = 2 * logits", "demo_rob", r"rob='py:.*:Changes' returns other logits for 8 images .* random, or changed"),
     ],
 )
 def test_unusable_output_names_the_classifier(
