@@ -100,14 +100,14 @@ class VerifyAdvImages(Stage):
         return f"also correct on the images of {self.keys.file}"
 
     def _rows(self, opened: Run) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return the stage's rows and, after the evaluation, its robust images (N,) of the last classifier."""
+        """Return the stage's rows, and the robust images (N,) of a finished evaluation or None."""
         rows = self.rows(opened, ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"])
         evaluation = stage_of(opened.config, "evaluate")
         done = evaluation.finished(opened)
         return rows, evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
 
     def outcomes(self, opened: Run) -> list[Outcome]:
-        """Count the images on which each classifier is right; the last one must be robust in the evaluation too."""
+        """Count the images on which each classifier is correct; for the last one, only those robust in `evaluate`."""
         rows, evaluated_N = self._rows(opened)
         robust_NM = rows["clean_right"] & rows["right"]
         if evaluated_N is not None:

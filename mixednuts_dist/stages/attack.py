@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ..mixing.transforms import LogitMap
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # the attacks on the standard classifier
-ATTACKS_OF = {"apgd": STD_ATTACKS, "square": ("square",)}  # the attacks on the robust classifier, by method
+ATTACKS_OF = {"apgd": STD_ATTACKS, "square": ("square",)}  # `attack.method` -> attacks on the robust classifier
 run = partial(run_stage, "attack")
 
 
-@STAGES("attack", describes="the minimum-margin attack (MMAA) on the robust classifier", order=1)
+@STAGES("attack", describes="minimum-margin AutoAttack (MMAA) on the robust classifier", order=1)
 class Attack(Stage):
-    """Runs MMAA on the LayerNormed robust classifier, and the plain APGD pair on the standard one.
+    """Runs MMAA on the LayerNormed robust classifier, and APGD-CE and APGD-T on the standard one.
 
     A black-box `std` is tried on the adversarial examples for `rob` instead.
     """

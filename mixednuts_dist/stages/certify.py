@@ -41,8 +41,8 @@ def _certifiable(alpha: float) -> float:
 Alpha = Annotated[float, AfterValidator(_certifiable)]
 _STEPS = 24  # points of the curve over the radius
 NOT_CLAIMED = (
-    "A certificate holds against every perturbation up to its L2 length, for the smoothed mixture, which averages "
-    "rob's votes under noise, and not for the mixture that is deployed, which takes a single pass"
+    "A certificate holds against every perturbation up to its L2 radius. It holds for the smoothed mixed classifier, "
+    "which averages rob's votes under noise, and not for the deployed mixed classifier, which takes a single pass"
 )
 
 
@@ -88,7 +88,7 @@ class CertifyKeys(Section):
 
 @STAGES("certify", describes="certified robustness in L2, by randomized smoothing", order=3)
 class Certify(Stage):
-    """Store votes of the robust classifier under noise."""
+    """Stores votes of the robust classifier under noise."""
 
     Keys = CertifyKeys
     keys: CertifyKeys
@@ -113,7 +113,7 @@ class Certify(Stage):
 
     @property
     def radii(self) -> tuple[float, ...]:
-        """The radii to certify at, in rising order."""
+        """The radii to certify at, in ascending order."""
         return tuple(sorted(self.keys.plan().radii))
 
     def content_hash(self, opened: Run) -> str:

@@ -1,4 +1,4 @@
-"""The search over all known adversarial examples: grid, the choice of every beta, and predictions."""
+"""Score the grid on all known adversarial examples, choose a candidate for every beta, and predict its accuracies."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from ..storage.records import SearchResult
 from .runs import Run, searched_images
 from .search_result import search_content_hash
 
-SPARE = 0.003  # share of images kept beyond beta, rounded, because the evaluation is stronger than a round
+SPARE = 0.003  # share of images kept in addition to beta, because the evaluation is stronger than a refinement round
 
 
 def search_rows(opened: Run) -> CachedLogits:
@@ -44,7 +44,8 @@ def choose(opened: Run, rows: CachedLogits, executor: Executor) -> tuple[SearchR
     criterion: Criterion = CRITERIA.get(search.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
     executor.report(
         f"searching {math.prod(grid.shape[1:]):,} candidates (s, p, c) on the stored logits of "
-        f"{len(rows.labels_B):,} images" + (f", {n_more:,} more adversarial examples of rounds" if n_more else "")
+        f"{len(rows.labels_B):,} images"
+        + (f" and {n_more:,} adversarial examples of refinement rounds" if n_more else "")
     )
     if n_more:  # each beta keeps a few more images than required, if `rob` itself is right on that many
         n, most = criterion.n_attacked, criterion.attacked.n_right()
@@ -90,12 +91,12 @@ def _notes(opened: Run, rows: CachedLogits, criterion: Criterion, grid: Grid) ->
     if n_searched < n_images:
         drawn = "drawn at random with the run's seed (search.sample)"
         which = "the first ones (search.first)" if n_searched == search.first else drawn
-        yield f"The search read {n_searched:,} of the {n_images:,} images, {which}; its predictions count those."
+        yield f"The search read {n_searched:,} of the {n_images:,} images, {which}. Its predictions count only those."
     n_robust = criterion.n_attacked
     if rows.points is not None and (n_right := criterion.attacked.n_right()) < kept_images(search.beta, n_robust):
         yield (
-            f"beta {search.beta}: the attack on the mixture found images that fool rob alone; it is right at all "
-            f"adversarial examples of {n_right} of {n_robust} images, and no mixture keeps more."
+            f"beta {search.beta}: the attack on the mixed classifier found images that fool rob alone. rob is right at "
+            f"all adversarial examples of {n_right} of {n_robust} images, and no mixed classifier keeps more."
         )
     if grid.widenings:
         scales, powers, biases = (
@@ -108,8 +109,8 @@ def _notes(opened: Run, rows: CachedLogits, criterion: Criterion, grid: Grid) ->
         )
     if search.rounds and not attacks_its_choice(search):
         yield (
-            f"criterion {search.criterion!r} fixes the margin threshold by beta, so the choice was not attacked and "
-            "made again (search.rounds): beta holds under the stored perturbations only."
+            f"Criterion {search.criterion!r} fixes the margin threshold by beta, so there were no refinement rounds "
+            "(search.rounds), and beta holds only at the stored adversarial examples."
         )
 
 
@@ -120,7 +121,7 @@ def attacks_its_choice(search: SearchConfig) -> bool:
 
 
 def wanted_images(beta: float, n_robust: int) -> int:
-    """Return how many robust images of the robust classifier the rounds keep: a few more than beta requires.
+    """Return how many robust images of the robust classifier refinement rounds keep, a few more than beta requires.
 
     >>> wanted_images(0.95, 609), wanted_images(0.95, 38)
     (581, 37)

@@ -1,7 +1,8 @@
 """Estimate the cost of a run: seconds per pass, measured on one worker, times the number of passes.
 
 The configuration determines the passes of an image that survives all attacks; an image that breaks takes far fewer. The
-product is an upper bound, apart from repeated borderline images. It gets closer with every finished partition.
+product is an upper bound, except that borderline images are attacked again. As soon as partitions are finished, their
+duration gives a second estimate of the rest, the likely one.
 """
 
 import math
@@ -28,9 +29,9 @@ class StageEstimate:
     stage: str
     images_left: int
     passes: tuple[int, int]  # forward and backward passes of its classifier for the most expensive image
-    at_most: float  # worker-seconds if every image took as many passes, including the passes of `std`
-    likely: float | None  # worker-seconds, by the finished partitions; None if there are none
-    which: str = "images left"  # the images that `images_left` counts
+    at_most: float  # worker-seconds if every image takes that many passes, including the passes of `std`
+    likely: float | None  # worker-seconds at the pace of the finished partitions; None if there are none
+    which: str = "images left"  # what `images_left` counts
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Estimate:
 
 
 def run(config: RunConfig, *, executor: Executor | None = None) -> Estimate:
-    """Time a few batches on one worker; errors as in the attack stage."""
+    """Time a few batches on one worker, and return the cost of each stage; errors as in the attack stage."""
     opened, compute = open_run(config), config.compute
     with executing(executor, compute) as used:
         settings = used.workers(compute)

@@ -59,7 +59,7 @@ class Evaluate(Stage):
         return {self.model_name(opened.config): (forward * draws, backward * draws)}
 
     def costs(self, opened: Run) -> Mapping[Partition, float] | None:
-        """An image that MMAA breaks mostly falls to the first attack, which is cheap."""
+        """Return the expected cost per partition: the first, cheap attack breaks most images that MMAA broke."""
         if opened.config.std is None:
             return None
         attacked = finished_partitions(opened.searched, "attack", opened.attack_content_hash)
@@ -116,7 +116,7 @@ def steps_of(opened: Run) -> list[str]:
 
 
 class CrossCheck(Stage):
-    """Attacks robust images with the unmodified pyautoattack package, and verifies in float32 which of them it breaks.
+    """Attacks robust images with the unmodified pyautoattack package, and verifies in float32 which images it breaks.
 
     The package follows the surrogate's gradient of a mixed classifier (`as_bypass`).
     """

@@ -13,13 +13,13 @@ class RunProgress:
     """Receives the events of all stages, in the driver's main thread, and ignores them unless a subclass shows them."""
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:
-        """A stage starts on `n_images` images; earlier commands have finished the partitions in `done`."""
+        """Receive the start of a stage on `n_images` images; earlier commands finished the partitions in `done`."""
 
     def partition_done(self, summary: PartitionSummary) -> None:
-        """A worker has written one more partition."""
+        """Receive the summary of a partition that a worker has written."""
 
     def workers_seen(self, ready: int, asked: int) -> None:
-        """Every few seconds: `ready` workers have started, and the stage uses up to `asked`."""
+        """Receive, every few seconds, the number of workers that are ready and the number that the stage requested."""
 
     def stage_finished(self, stage: str, message: str) -> None:
-        """The stage is complete; `message` is its outcome in one line."""
+        """Receive the end of a stage, with its outcome in one line."""

@@ -21,16 +21,16 @@ from .warm_start import StoredExamples, hardest_examples
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask(Task):
-    """Attacks each mixed classifier on the images near its threshold that no stored adversarial example breaks.
+    """Attacks each mixed classifier on the images that no stored example breaks, with margins close to its threshold.
 
-    The columns of mixed classifier i end in `_i`: `tried`, `broken`, the raw logits of both base classifiers at the
-    adversarial example, and `x_adv`. Rows of images that were not tried hold zeros, and the clean image as `x_adv`. The
-    examples against one mixed classifier are tried on the next one.
+    The columns of mixed classifier i end in `_i`: `tried` (attacked), `broken`, the raw logits of both base classifiers
+    at the adversarial example, and `x_adv`. Rows of images that were not attacked hold zeros, and the clean image as
+    `x_adv`. The examples against one mixed classifier are also tried on the next one.
     """
 
     budget: AttackBudget
     mixtures: tuple[Mixture, ...]
-    reaches: tuple[float, ...]  # for each: an image whose log(1 - margin) of M(rob) is lower is not attacked
+    reaches: tuple[float, ...]  # per mixed classifier: images with a lower log(1 - margin) of M(rob) are not attacked
     attacks: tuple[str, ...]  # if empty, the round only stores the hardest known example of each image
     mode: AttackMode
     eot: int | None = None  # draws per gradient of a random classifier
@@ -49,7 +49,7 @@ class RoundTask(Task):
             robust = kept & _right(worker, mixed, x, y) & _right(worker, mixed, found, y)
             broken, tried = kept & ~robust, kept
             if self.attacks:
-                # log(1 - margin) of M(rob) at the hardest example of each image
+                # log(1 - margin) of M(rob) at each example; the largest one belongs to the hardest example
                 gaps = [log_one_minus_signed_margin(mixture.transform(logits.double()), y) for logits in rob_at]
                 tried = robust & (torch.stack(gaps).amax(dim=0) >= reach)
             rows = tried.nonzero().squeeze(1)
@@ -79,7 +79,7 @@ class RoundTask(Task):
         return columns, worker.counts("mixed", clean, y, robust, n_forward, n_backward)
 
     def _kept_by_rob(self, worker: Workbench, partition: Partition) -> Tensor:
-        """Return on which images that the search reads the robust classifier remains robust, (B,) bool."""
+        """Return the images that the search reads and on which the robust classifier remains robust, (B,) bool."""
         first = self.sources[0]
         kept = ~worker.stored(partition, first.stage, first.content_hash, "rob_broken")
         if self.sample is not None:

@@ -34,10 +34,11 @@ from .stage import budget_of
 from .warm_start import StoredExamples, examples_of_round, round_folder
 
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack
-# Attacked are the images closest to the margin threshold, as a share of the images predicted to remain robust, in the
-# first and in later rounds: on the digits, nearly all images that break are among the closest third.
+# A refinement round attacks the images with margins closest to the threshold: in the first and in later rounds, these
+# shares of the images that are predicted to remain robust, but at least `LEAST_ATTACKED`. On the digits, nearly all
+# images that break are among the closest third.
 SHARES_ATTACKED, LEAST_ATTACKED = (0.5, 0.25), 100
-ROUND_ITERATIONS = 50  # maximum number of iterations of an attack
+ROUND_ITERATIONS = 50  # maximum number of iterations of each attack
 
 
 class Rounds:
@@ -61,9 +62,9 @@ class Rounds:
         return [*self._opened.columns(stage, content_hash, columns, searched_images(self._opened)).values()]
 
     def run(self) -> SearchResult:
-        """Attack and search again until every measured beta is reached, or `search.rounds` are done.
+        """Attack and search again until every measured beta is reached, or `search.rounds` rounds are done.
 
-        Rounds whose files exist are only read, also those that an evaluation has started.
+        Refinement rounds whose files exist are only read, including those that an evaluation has started.
         """
         result = self._attacked(self._search())
         while self._is_there(task := self._evaluation_task(result)):
@@ -76,7 +77,7 @@ class Rounds:
     def learn(self, result: SearchResult) -> SearchResult | None:
         """Search again with the examples of the evaluation of `result`, and attack the new choice.
 
-        None if the search chooses the same mixed classifier again, which is already evaluated.
+        Return None if the search chooses the same mixed classifier again, which is already evaluated.
         """
         for done in result.rounds:
             self._add(done)
@@ -86,7 +87,7 @@ class Rounds:
         """Attack the choices of a result, and search again, until they keep enough images.
 
         A choice that was attacked, missed its beta and was chosen again is not attacked again, because another round
-        would find the same examples. This happens if the robust classifier alone is not robust on more images.
+        would find the same examples. This happens if even the robust classifier alone does not keep enough images.
         """
         n_before = sum(1 for done in self._done if done.evaluated)
         most = n_before + self._opened.config.search.rounds * (1 + n_before)
@@ -100,7 +101,7 @@ class Rounds:
         return replace(result, rounds=tuple(self._done))
 
     def _learnt(self, result: SearchResult, task: RoundTask) -> SearchResult | None:
-        """Search again after a round with the examples of an evaluation; None as in `learn`."""
+        """Store a round with the examples of an evaluation, search again, and return as `learn` does."""
         self._round(task, [result.deployed()], evaluated=task.sources[-1].content_hash)
         learnt = self._search_again(result)
         return None if _mixed(learnt.deployed()) == _mixed(result.deployed()) else self._attacked(learnt)
@@ -125,9 +126,9 @@ class Rounds:
         number = len(self._done) + 1
         if task.attacks and not self._is_there(task):
             self._executor.report(
-                f"round {number} of at most {self._opened.config.search.rounds} attacks the images close to the margin "
-                f"threshold of beta {', '.join(f'{entry.beta:g}' for entry in attacked)} ({', '.join(task.attacks)}, "
-                f"{task.budget.n_iter} iterations; search.rounds: 0 attacks none)"
+                f"refinement round {number} of at most {self._opened.config.search.rounds} attacks the images close to "
+                f"the margin threshold of beta {', '.join(f'{entry.beta:g}' for entry in attacked)} "
+                f"({', '.join(task.attacks)}, {task.budget.n_iter} iterations; search.rounds: 0 disables the rounds)"
             )
         run_partitions(self._opened, task, self._executor, self._progress)
         summaries = finished_partitions(self._opened, task.stage, task.content_hash).values()
@@ -193,9 +194,9 @@ class Rounds:
         )
 
     def _reach(self, entry: Choice, share: float, weight: float) -> float:
-        """Return the log(1 - margin) down to which images are attacked, a share of those predicted to be robust.
+        """Return the lowest log(1 - margin) of the images to attack, a share of those predicted to remain robust.
 
-        Images far above the margin threshold hardly ever break. Only the evaluation attacks them.
+        Images with margins far above the threshold hardly ever break. Only the evaluation attacks them.
         """
         gaps_N = hardest_log_gaps(self._rows, entry.transform(), any_std=True)
         kept_N = gaps_N[self._robust_N & (gaps_N <= entry.log_one_minus_cutoff)]
@@ -220,7 +221,7 @@ class Rounds:
         return tuple(tried)
 
     def _is_kept(self, entry: Choice) -> bool:
-        """Return whether the choice was attacked and keeps enough images at all known examples."""
+        """Return whether the choice was attacked, and keeps enough images robust at all known examples."""
         wanted = wanted_images(entry.beta, int(self._robust_N.sum()))
         return _mixed(entry) in self._broken and self._kept(entry) >= wanted
 
@@ -247,5 +248,5 @@ def round_budget(evaluate: EvaluateConfig) -> AttackBudget:
 
 
 def _mixed(entry: Choice) -> tuple[float, ...]:
-    """Return what two choices of the same mixed classifier have in common."""
+    """Return a key that is equal for two choices exactly if they describe the same mixed classifier."""
     return *entry.at, entry.one_minus_alpha

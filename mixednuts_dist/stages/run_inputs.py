@@ -19,7 +19,7 @@ class Inputs:
     n_classes: int
     image_shape: tuple[int, ...]
     checksums: dict[str, str]  # sha256 by key: "data", "labels", "std", "rob"
-    masked: list[str] = field(default_factory=list)  # "std" or "rob" if its gradient is zero, which blinds attacks
+    masked: list[str] = field(default_factory=list)  # "std" or "rob" if its gradient is zero, so attacks cannot use it
     mixed: bool = False  # whether `rob` is itself a mixed classifier, such as RobustBench's Bai2024MixedNUTS
 
 
@@ -28,7 +28,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
 
     Raises:
         DatasetError, BaseClassifierError: if they cannot be used.
-        ConfigError, InvalidInputError: if they contradict a key of `evaluate`: `check` or `rd`.
+        ConfigError: if they contradict `evaluate.check` or `evaluate.rd`.
     """
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier

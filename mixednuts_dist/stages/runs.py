@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # `status` works without PyTorch
 
 logger = logging.getLogger(__name__)
 
-# The largest sample that the search reads, so that with all copies and resamples the driver stays below 2 GB.
+# The limits of the sample that the search reads, so that the driver needs less than 2 GB for all copies of it.
 MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 RESULTS = "report/results.json"  # written last, when the report is complete
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
@@ -44,7 +44,7 @@ class Run:
     config: RunConfig
     store: Store  # for the run's own files, `<storage>/<name>/runs/<run id>`
     inputs: Inputs
-    first: int | None = None  # the images that count, in whole partitions; None for all
+    first: int | None = None  # only the partitions with the first this many images count; None for all
 
     @functools.cached_property
     def rows(self) -> Store:
@@ -69,7 +69,7 @@ class Run:
     def columns(
         self, stage: str, content_hash: str, names: Sequence[str], sample_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return columns of a stage's rows, of the images that count; arguments and errors as in `read_columns`."""
+        """Return columns of a stage's rows in the partitions that count; arguments and errors as in `read_columns`."""
         return read_columns(self.rows, stage, self.partitions, content_hash, names, sample_ids=sample_ids)
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class Run:
 def open_run(config: RunConfig) -> Run:
     """Inspect the inputs, and write `run.yaml` or compare the inputs with those in it.
 
-    A storage that does not respond or cannot be written raises before the images and classifiers are loaded.
+    If the storage does not respond or cannot be written, an error is raised before images and classifiers are loaded.
 
     Raises:
         DatasetError, BaseClassifierError, ConfigError: if the inputs cannot be used.
@@ -131,11 +131,11 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
 
     Args:
         trusted: whether to import the extensions of the run and to read the files that its stages name. Otherwise,
-            a run that has any raises.
+            a run that has extensions or names files raises ConfigError.
 
     Raises:
         MissingArtifact: if the folder holds no run.
-        DamagedFile: if `run.yaml` is not as written.
+        DamagedFile: if `run.yaml` has changed since it was written.
         ConfigError: for a configuration that this release does not read, a missing extension, or a run that is not
             trusted and needs to be.
     """
@@ -151,7 +151,7 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
 
 
 def described_run(store: Store) -> dict[str, Any]:
-    """Return the content of `run.yaml`; errors as in `parse_run_file`, and MissingArtifact names the runs below."""
+    """Return the content of `run.yaml`; errors as in `parse_run_file`. MissingArtifact names runs in the subfolders."""
     try:
         return parse_run_file(store.read(RUN), store.address(RUN))
     except MissingArtifact:
@@ -211,7 +211,7 @@ def _require_same_inputs(run: Run, stored: Inputs) -> None:
         what = ", ".join(f"{key} was {was.get(key, '?')[:12]} and is {now[key][:12]}" for key in changed)
         raise ContentHashMismatch(
             f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "
-            f"its stored rows are not theirs. Give the run another name, or delete {run.store.uri}"
+            f"its stored rows belong to other inputs. Give the run another name, or delete {run.store.uri}"
         )
 
 
@@ -232,7 +232,7 @@ def searched_images(run: Run) -> Tensor | None:
 
 
 def search_sample(run: Run) -> Sample | None:
-    """Return the numbers from which workers draw the same ids: `search.sample` images of the first `search.first`."""
+    """Return the sample that the search reads, `search.sample` of the first `search.first` images; None for all."""
     search, n_images = run.config.search, run.inputs.n_images
     asked = min(MOST_IMAGES, MOST_LOGITS // run.inputs.n_classes) if search.sample == "auto" else search.sample
     n_first = min(search.first or n_images, n_images)

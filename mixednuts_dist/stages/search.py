@@ -27,7 +27,7 @@ from .search_result import SELECTED, evaluate_content_hash, read_search_result, 
 logger = logging.getLogger(__name__)
 
 CANDIDATES = "search/candidates.parquet"
-MOST_EVALUATIONS = 2  # the number of evaluations whose examples may start another round
+MOST_EVALUATIONS = 2  # maximum number of evaluations whose examples start more refinement rounds
 
 
 def run(config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> SearchResult:
@@ -65,7 +65,7 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
 
     Raises:
         MissingArtifact: if the search has not run.
-        DamagedFile: if the file is not as written.
+        DamagedFile: if the file has changed since it was written.
     """
     address, content = opened.store.address(CANDIDATES), opened.store.read(CANDIDATES)
     if problem := table_problem(content):
@@ -83,7 +83,7 @@ def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> Se
         else:
             result, selection = choose(opened, search_rows(opened), used)
     _store(opened, result, selection, opened.store.create)
-    return read_search_result(opened)  # two drivers both deploy the result that was stored first
+    return read_search_result(opened)  # if two drivers search, both deploy the result that was stored first
 
 
 def _store(opened: Run, result: SearchResult, selection: Selection, write: Callable[[str, bytes], object]) -> None:
@@ -97,7 +97,7 @@ def _store(opened: Run, result: SearchResult, selection: Selection, write: Calla
 def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool:
     """Search again with the adversarial examples of the evaluation, if too few images remained robust.
 
-    Return True if the run now deploys another mixed classifier, which is still to be evaluated.
+    Return True if the run now deploys another mixed classifier, which has to be evaluated.
     """
     opened = opened.searched
     search, result = opened.config.search, read_search_result(opened)
@@ -107,7 +107,7 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
     kept, n_robust = kept_by_evaluation(opened, result)
     if kept >= kept_images(result.deployed_beta, n_robust):
         return False
-    logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
+    logger.info("the evaluation kept %d of %d robust images; it starts another refinement round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         rounds = Rounds(opened, used, progress)
         learnt = rounds.learn(result)
@@ -119,7 +119,7 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
 
 
 def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
-    """Return the number of robust images of `rob` that remain robust in the evaluation, and the number of all of them.
+    """Return how many robust images of `rob` remain robust in the evaluation, and how many robust images `rob` has.
 
     Errors as in `read_columns`.
     """

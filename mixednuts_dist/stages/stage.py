@@ -6,7 +6,7 @@ defines
 
 - `Keys`: its section of the configuration, under the stage's name; a run has the stage only if that key is given;
 - `needs` and `of_mixture`: the stages that have to be complete before it;
-- `compute(worker, partition)`: the rows of one partition, and `columns`, the names of these rows' columns;
+- `compute(worker, partition)`: the rows of one partition, and `columns`, the names and meanings of their columns;
 - `passes`, for `estimate`, and `words`, for the report's table.
 
 `mixednuts run CONFIG` then runs the stage, `--only NAME` runs it alone, and `status`, `estimate` and the report show
@@ -43,16 +43,17 @@ if TYPE_CHECKING:
 
 
 class Stage:
-    """One stage of a run, under the name that it is registered by. It travels to the workers with its task.
+    """One stage of a run. The driver sends it to the workers with its task.
 
     Args:
-        keys: its section of the configuration.
+        name: the name in the register `STAGES`.
+        keys: the stage's section of the configuration.
     """
 
     Keys: ClassVar[type[Section]] = Section  # the model of the stage's section in the configuration
     needs: ClassVar[tuple[str, ...]] = ()  # stages whose rows must be complete
-    of_mixture: ClassVar[bool] = False  # True: it works on the deployed mixed classifier, if the run has a `std`
-    columns: ClassVar[Mapping[str, str]] = {}  # the columns of `compute`: name -> meaning; empty: not checked
+    of_mixture: ClassVar[bool] = False  # True: the stage works on the deployed mixed classifier, if the run has `std`
+    columns: ClassVar[Mapping[str, str]] = {}  # name -> meaning of the columns of `compute`; empty: not checked
 
     def __init__(self, name: str, keys: Section) -> None:
         self.name, self.keys = name, keys
@@ -74,7 +75,7 @@ class Stage:
         return None
 
     def words(self) -> str:
-        """Return, for the report, what a robust image withstands."""
+        """Return a short text for the report on what a robust image withstands."""
         return STAGES.entries()[self.name].describes
 
     def outcomes(self, opened: Run) -> Sequence[Outcome]:  # noqa: ARG002
@@ -135,7 +136,7 @@ class Stage:
         return finished_partitions(self.part(opened), self.name, self.content_hash(opened))
 
     def task(self, opened: Run) -> Task:
-        """Return the task for the workers, to which the stage itself travels with its attributes."""
+        """Return the task for the workers, which contains the stage itself with its attributes."""
         search = self.searched(opened)
         mixture = replace(search.deployed().mixture(), rd=opened.config.evaluate.rd) if search else None
         n_passes = sum(forward + 2 * backward for forward, backward in self.passes(opened).values())
@@ -187,18 +188,18 @@ class Outcome:
 class Certified:
     """The numbers of certified images out of `total`, and the largest radius of each image."""
 
-    claim: str  # the guarantee of a certificate and its confidence
+    claim: str  # sentences on what a certificate guarantees, and with which confidence
     norm: str
     radii: Mapping[float, str]  # the configured radii, rising, with their labels
-    by_beta: Mapping[float, tuple[int, ...]]  # images at each of `radii`
-    by_radius: Mapping[str, Sequence[tuple[float, int]]]  # "rob" and "mixed" -> (radius, images)
+    by_beta: Mapping[float, tuple[int, ...]]  # beta -> number of images at each of `radii`
+    by_radius: Mapping[str, Sequence[tuple[float, int]]]  # "rob" and "mixed" -> (radius, number of images)
     reach: Sequence[float]  # by sample id, the largest certified radius of the deployed classifier; 0 for none
     total: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTask(Task):
-    """The task of a stage that computes rows on its own."""
+    """The task of a stage, which calls the stage's `compute` and checks the names of the columns."""
 
     of: Stage
 

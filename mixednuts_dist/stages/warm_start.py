@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `status` works without PyTorch
 
 @dataclass(frozen=True)
 class StoredExamples:
-    """Columns of an earlier stage's files, with one adversarial example or the clean image per row."""
+    """Columns of adversarial examples in an earlier stage's files; a row without an example has the clean image."""
 
     stage: str
     content_hash: str

@@ -59,7 +59,11 @@ def factory(folder: Path, change: str, base: str = "demo_rob") -> str:
         ("logits = logits.long()", "demo_std", r"std='py:.*:Changes' returns torch.int64 of shape"),
         ("raise SystemError('gone')", "demo_std", r"std='py:.*:Changes' fails: SystemError: gone"),
         (DROPOUT, "demo_std", r"std='py:.*:Changes' returns other logits for 8 images .* become random, or changed"),
-        ("logits = 2 * logits", "demo_rob", r"rob='py:.*:Changes' returns other logits for 8 images .* random, or changed"),
+        (
+            "logits = 2 * logits",
+            "demo_rob",
+            r"rob='py:.*:Changes' returns other logits for 8 images .* random, or changed",
+        ),
     ],
 )
 def test_unusable_output_names_the_classifier(

@@ -48,7 +48,7 @@ def test_a_run_reports_what_is_certified(finished: tuple[RunResults, Certify, Ru
     assert rows["rob, certified at 0.1"].robust.correct >= rows["rob, certified at 0.25"].robust.correct > 0
     assert rows["mixed, certified at 0.1"].robust.correct <= rows["rob, certified at 0.1"].robust.correct
     ((title, table),) = results.tables.items()
-    assert "Subtract" in title and "smoothed mixture" in title
+    assert "Subtract" in title and "smoothed mixed classifier" in title
     assert [row[0] for row in table.rows] == ["rob alone", "1", "0.985", "0.9"]
     deployed = results.parameters
     assert next(row for row in table.rows if row[0] == f"{deployed.beta:g}")[1] == deployed.alpha

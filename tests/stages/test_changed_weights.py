@@ -34,7 +34,7 @@ def test_one_bit_of_a_checkpoint_refuses_the_cached_margins(
     state = torch.load(weights, weights_only=True)
     state["head.fc.weight"].view(torch.int32).view(-1)[0] ^= 1
     torch.save(state, weights)
-    with pytest.raises(ContentHashMismatch, match=r"rob was \w+ and is \w+.*its stored rows are not theirs"):
+    with pytest.raises(ContentHashMismatch, match=r"rob was \w+ and is \w+.*its stored rows belong to other inputs"):
         search.run(config, executor=local_executor)
     with pytest.raises(ContentHashMismatch, match="rob was"):
         attack.run(config, executor=local_executor)
