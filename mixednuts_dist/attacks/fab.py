@@ -196,7 +196,7 @@ def _other_class(number_S: Tensor, labels_S: Tensor) -> Tensor:
 
 
 @ATTACKS(
-    "fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"),
+    "fab-t", describes="FAB toward one class after another", options=("n_iter", "n_target_classes"),
     norms=("Linf", "L2", "L1"), order=3,
 )  # fmt: skip
 class Fab(Attack):
@@ -220,7 +220,7 @@ class Fab(Attack):
 
 
 @ATTACKS(
-    "fab", describes="FAB towards the nearest class", options=("n_iter", "n_restarts"),
+    "fab", describes="FAB toward the nearest class", options=("n_iter", "n_restarts"),
     norms=("Linf", "L2", "L1"), order=9,
 )  # fmt: skip
 class UntargetedFab(Attack):

@@ -65,7 +65,7 @@ def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Ten
     return (others_BK + twice_BK).logsumexp(dim=1) - outputs.logits.logsumexp(dim=1)
 
 
-@LOSSES("joint", describes="the gaps of both base classifiers to the target, for mixed classifiers")
+@LOSSES("joint", describes="the margins of both base classifiers to the target, for mixed classifiers")
 def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
     """`joint_loss` of the two base classifiers; `weights_B` weighs the standard classifier's margin."""
     if not isinstance(outputs, MixedOutputs):

@@ -268,7 +268,7 @@ WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps, "L1
 
 
 @ATTACKS(
-    "square", describes="random search with squares, no gradients", options=("n_queries",),
+    "square", describes="random search with squares, without gradients", options=("n_queries",),
     norms=("Linf", "L2", "L1"), order=4, gradients=False,
 )  # fmt: skip
 class Square(Attack):

@@ -125,7 +125,7 @@ class DigitsNet(nn.Module):
         return logits_BK
 
 
-@CLASSIFIERS("demo", describes="the embedded classifiers of the digits", order=1,
+@CLASSIFIERS("demo", describes="the packaged classifiers of the digits", order=1,
              forms=("demo:std", "demo:rob", "demo:rob_light", "demo:noisy"),
              target="std|rob|rob_light|noisy")  # fmt: skip
 def load_demo(uri: ClassifierSource) -> DigitsNet:

@@ -50,7 +50,7 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
         yield from missing_checkpoint(config["url"], f"openclip:{uri.target}", folder)
 
 
-@CLASSIFIERS("openclip", describes="a CLIP image encoder, its class prompts as the last layer", order=6,
+@CLASSIFIERS("openclip", describes="a CLIP image encoder with its class prompts as the last layer", order=6,
              forms=("openclip:MODEL?pretrained=...&classes=FILE", "openclip:hf-hub:ORG/NAME?classes=FILE"),
              target="text",
              options={"classes": ("text", "file of class names, one a line, in the order of the labels; or imagenet"),

@@ -41,7 +41,7 @@ TEMPLATE, ONE_CLASSIFIER = (
 
 @command("init mine.yaml", "init mine.yaml --model torchvision:resnet18")
 @click.argument("file", type=click.Path(dir_okay=False), default="mixednuts.yaml", metavar="[FILE]")
-@click.option("--model", metavar="URI", help="Attack only this classifier with AutoAttack.")
+@click.option("--model", metavar="URI", help="Write a CONFIG that attacks only this classifier with AutoAttack.")
 def init(file: str, model: str | None) -> None:
     """Write a commented CONFIG to start from.
 
@@ -162,9 +162,13 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
     as_json=True,
     interrupted=INTERRUPTED,
 )
-@click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead; needs no weights.")
+@click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead, without weights.")
 def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
-    """Estimate GPU-hours and wall time from a few measured batches."""
+    """Estimate GPU-hours and wall time from a few measured batches.
+
+    The command prints an upper bound for each stage, because broken images need fewer passes. If a stage has finished
+    partitions, it also prints the likely cost.
+    """
     if sizes:
         _print_sizes(given.config, as_json)
         return

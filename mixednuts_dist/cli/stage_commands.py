@@ -23,7 +23,7 @@ _PAGE = "report/index.html"
     runs=True,
     as_json=True,
 )
-@click.option("--only", metavar="STAGE", help="Run one stage; `mixednuts schema --names` lists them.")
+@click.option("--only", metavar="STAGE", help="Run only this stage. `mixednuts schema --names` lists the stages.")
 def run(given: Invocation, as_json: bool, only: str | None) -> None:
     """Run all stages, skipping those already finished."""
     if only is not None:
@@ -43,7 +43,7 @@ def run(given: Invocation, as_json: bool, only: str | None) -> None:
 
 @run_command("attack mine.yaml --local", "attack mine.yaml --address 10.0.0.7:6379")
 def attack(given: Invocation) -> None:
-    """Attack the robust (MMAA) and the standard (APGD) classifier."""
+    """Attack the robust classifier with MMAA and the standard one with APGD."""
     _stage(given, "attack")
 
 
@@ -71,7 +71,7 @@ def search(given: Invocation, **_: object) -> None:
 def evaluate(given: Invocation, adv_images: str | None) -> None:
     """Attack the mixed classifier with adaptive AutoAttack.
 
-    A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images, the command
+    If CONFIG has no `std`, the command attacks `rob` with AutoAttack. With --adv-images, the command
     counts the images of FILE (.pt, .npy, .npz, .parquet) that the classifiers misclassify in float32.
     """
     _stage(given, "evaluate" if adv_images is None else "adv_images")

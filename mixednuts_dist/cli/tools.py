@@ -85,7 +85,7 @@ def _travelling(config: str, storage: str) -> str:
     "robs",
     multiple=True,
     metavar="URI|FILE.txt",
-    help="Also compare this robust classifier, or those of FILE.txt.",
+    help="Also compare this robust classifier, or those of FILE.txt. Repeatable.",
 )
 @click.option("--full", is_flag=True, help="Use all images and the configured budgets. Default: a reduced sample.")
 def study(given: Invocation, name: str, robs: tuple[str, ...], full: bool) -> None:

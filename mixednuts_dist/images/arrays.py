@@ -130,9 +130,9 @@ def missing_cifar(uri: DatasetSource) -> Iterator[Missing]:
         yield Missing(f"the images of {name}", str(path.absolute()), command, get=get)
 
 
-@DATASETS("cifar10", describes="CIFAR-10's test images, as torchvision keeps them", order=2, forms=("cifar10[:ROOT]",),
+@DATASETS("cifar10", describes="CIFAR-10's test images, in torchvision's layout", order=2, forms=("cifar10[:ROOT]",),
           image_shape=(3, 32, 32), missing="missing_cifar")  # fmt: skip
-@DATASETS("cifar100", describes="CIFAR-100's test images, as torchvision keeps them", order=3,
+@DATASETS("cifar100", describes="CIFAR-100's test images, in torchvision's layout", order=3,
           forms=("cifar100[:ROOT]",), image_shape=(3, 32, 32), missing="missing_cifar")  # fmt: skip
 def open_cifar(uri: DatasetSource) -> ArrayImages:
     """Open the test split in ROOT.
@@ -147,7 +147,9 @@ def open_cifar(uri: DatasetSource) -> ArrayImages:
     return ArrayImages(f"{uri.scheme}:{folder}", split.data, np.asarray(split.targets), tuple(split.classes))
 
 
-@DATASETS("npz", describes="the arrays images and labels of a numpy file", order=6, forms=("npz:FILE",), target="file")
+@DATASETS(
+    "npz", describes="the arrays `images` and `labels` of a NumPy file", order=6, forms=("npz:FILE",), target="file"
+)
 def open_npz(uri: DatasetSource) -> ArrayImages:
     """Open the arrays `images` and `labels` of an .npz file after checking every byte against its CRC.
 

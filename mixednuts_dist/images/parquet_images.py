@@ -121,7 +121,7 @@ class ParquetImages(Dataset):
         return [part for part in self.manifest.parts if part.start < stop and start < part.stop]
 
 
-@DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
+@DATASETS("parquet", describes="the output of mixednuts prepare, in a folder or a bucket", order=7,
           forms=("parquet:URI",), target="place")  # fmt: skip
 def open_parquet(uri: DatasetSource) -> ParquetImages:
     """Open a prepared dataset by its manifest.

@@ -49,7 +49,7 @@ def softplus(u: Tensor) -> Tensor:
     return torch.logaddexp(u, torch.zeros_like(u))
 
 
-@CLAMPS("linear", describes="u itself: no clamp", order=5)
+@CLAMPS("linear", describes="u, without a clamp", order=5)
 def linear(u: Tensor) -> Tensor:
     """Return `u`."""
     return u

@@ -12,7 +12,7 @@ from .ball import Ball, per_image
 _STEEP_SHARE = 0.05  # share of the pixels that a step of PGD or the joint attack moves
 
 
-@NORMS("L1", describes="sum of changes: a few pixels may move far", order=3, usual="12 on CIFAR-10", smallest=0.1)
+@NORMS("L1", describes="sum of absolute changes: at most eps", order=3, usual="12 on CIFAR-10", smallest=0.1)
 class L1(Ball):
     """The ball and the box together (Croce & Hein 2021), onto whose intersection points are projected exactly.
 

@@ -6,7 +6,7 @@ from ..config.register import NORMS
 from .ball import TINY, Ball, per_image
 
 
-@NORMS("L2", describes="Euclidean: all pixels together may move by eps", order=2, usual="0.5 on CIFAR-10")
+@NORMS("L2", describes="Euclidean norm of all changes: at most eps", order=2, usual="0.5 on CIFAR-10")
 class L2(Ball):
     """Steps along the gradient; points outside of the ball are scaled back to the sphere.
 

@@ -11,7 +11,7 @@ from .random import uniform
 
 
 @NORMS(
-    "Linf", describes="maximum: every pixel may move by eps", order=1, usual="8/255 on CIFAR-10", largest=1.0,
+    "Linf", describes="maximum norm: each pixel may change by eps", order=1, usual="8/255 on CIFAR-10", largest=1.0,
     in_255ths=True,
 )  # fmt: skip
 class Linf(Ball):

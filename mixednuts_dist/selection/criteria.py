@@ -156,7 +156,7 @@ class Criterion(ABC):
 
 @CRITERIA(
     "paper",
-    describes="Algorithm 1 to the letter: the fewest clean-and-wrong images at or above the margin threshold",
+    describes="Algorithm 1: the fewest misclassified clean images at or above the margin threshold",
     order=2,
 )
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class InterpolatedPaperCriterion(PaperCriterion):
         return torch.stack(found)
 
 
-@CRITERIA("exact", describes="signed margins; the most correct clean images, in closed form", order=1)
+@CRITERIA("exact", describes="signed margins; the most correct clean images", order=1)
 @dataclass(frozen=True)
 class ExactCriterion(Criterion):
     """Signed margins in the constraint; the most correct clean images at T = 0, in closed form.

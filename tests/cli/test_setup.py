@@ -158,7 +158,7 @@ def test_init_for_one_classifier_writes_no_mixture(tmp_path: Path) -> None:
     config = load_config(file)
     assert (config.std, config.rob, config.names) == (None, "demo:rob", {"rob": "mine"})
     assert not (tmp_path / "nets.py").exists()
-    assert "one classifier with AutoAttack" in " ".join(mixednuts("evaluate", "--help")[1].split())
+    assert "attacks `rob` with AutoAttack" in " ".join(mixednuts("evaluate", "--help")[1].split())
 
 
 def test_local_changes_what_check_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
