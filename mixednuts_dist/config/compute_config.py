@@ -9,7 +9,7 @@ from .section import Positive, Registered, Section
 
 
 class ComputeConfig(Section):
-    """Where and how fast a run is computed. No key changes a result."""
+    """Where and how fast a run is computed. No key is part of the run ID."""
 
     executor: Annotated[str, Registered(EXECUTORS)] = Field(
         default="ray",

@@ -20,7 +20,7 @@ def shortened(value: object, length: int = 80) -> str:
     try:
         text = redacted(repr(value))
     except ValueError:
-        return "a number of thousands of digits"  # which Python does not write
+        return "a number of thousands of digits"  # `repr` raises ValueError for such a number
     if len(text) <= length:
         return text
     half = (length - 5) // 2
@@ -102,7 +102,7 @@ def read_json(content: bytes) -> Any:
 class _Loader(yaml.SafeLoader):
     """PyYAML's loader of plain values, which also rejects a key that occurs twice, and a reference (`*name`).
 
-    Nested references to one list would reach a billion values.
+    References are rejected because nested ones could expand to a billion values.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:

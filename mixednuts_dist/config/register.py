@@ -1,4 +1,4 @@
-"""The extension points: an attack, a loss, a clamp, a dataset, ... is one file that registers itself under a name.
+"""The extension points: each attack, loss, clamp, dataset, ... is one file, which registers it under a name.
 
 An entry of the package is a file in the package of its register, with a decorated class or function::
 
@@ -34,7 +34,7 @@ _LOADED: dict[Path, str] = {}  # an extension's file -> the module of its conten
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry, as it is known without an import."""
+    """The facts about an entry that are known without importing it."""
 
     name: str
     describes: str  # one line
@@ -59,10 +59,11 @@ class Register(Generic[T]):
         _EVERY.append(self)
 
     def __call__(self, name: str, *, describes: str = "", **facts: Any) -> Callable[[T], T]:
-        """Return a decorator that registers an object with the `facts` that the users of the register read.
+        """Return a decorator that registers an object under a name.
 
         Args:
             describes: one line; by default the first line of the docstring.
+            facts: literal values that the code that uses the register needs to know.
 
         Raises:
             ConfigError: if another file has registered the name.
@@ -91,10 +92,10 @@ class Register(Generic[T]):
         return tuple(self.entries())
 
     def check(self, name: str) -> str:
-        """Return `name`.
+        """Return `name` if it is registered.
 
         Raises:
-            InvalidInputError: if it is not registered. The message lists the valid names.
+            InvalidInputError: if it is not. The message lists the valid names.
         """
         if name not in self.entries():
             raise InvalidInputError(unknown_name(self.kind, name, self.names()))
@@ -108,7 +109,7 @@ class Register(Generic[T]):
         return self._made[name]
 
     def forget(self, home: str) -> None:
-        """Drop what the module `home` of an extension has registered."""
+        """Remove the entries that the module `home` of an extension has registered."""
         for name in [name for name, entry in self._added.items() if entry.home == home]:
             del self._added[name], self._made[name]
 

@@ -135,14 +135,14 @@ class RunConfig(Section):
         return named | self.outside_of_stages()
 
     def outside_of_stages(self) -> dict[str, str]:
-        """Return those that are needed even to read the files of the run."""
+        """Return the extensions and the files that stages name, by key; even reading a run's files needs these."""
         named = {"extensions": ", ".join(self.extensions)} if self.extensions else {}
         reading = [name for name in self.added_stages() if STAGES.entries()[name].facts.get("names_files")]
         return named | {name: str(keys) for name in reading if (keys := self.section(name)) is not None}
 
     @property
     def folder(self) -> str:
-        """Where the file of this configuration lay; the working folder for one that comes from no file."""
+        """The folder of this configuration's file; without a file, the working folder."""
         return self._folder or str(Path.cwd())
 
     def code_files(self) -> dict[str, str]:
@@ -237,9 +237,9 @@ class RunConfig(Section):
         return self.std
 
     def determinants(self) -> dict[str, Any]:
-        """Return what determines the rows: all keys except storage and compute, and the content of extensions.
+        """Return what determines the results: the content of extensions, and all keys except those that change no row.
 
-        The cross-check and additional stages have separate content hashes.
+        The cross-check and the optional stages are left out, because their content hashes include their own keys.
         """
         left_out: dict[str, Any] = {
             **dict.fromkeys(self.added_stages(), True),
@@ -332,7 +332,7 @@ def parse_config(
     folder: str = "",
     find: Find | None = None,
 ) -> RunConfig:
-    """Import the extensions that a mapping names, and validate it as a RunConfig. Raises as `load_config`.
+    """Import the extensions that a mapping names, and return the mapping as a RunConfig. Raises as `load_config`.
 
     Args:
         folder: folder of the file of the configuration. By default, the working folder.

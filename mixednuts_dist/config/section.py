@@ -64,7 +64,7 @@ class Section(BaseModel):
         return value
 
     def with_changes(self, **changes: Any) -> Self:
-        """Return the section with some keys changed, and check it as the file.
+        """Return the section with some keys changed, after the checks that apply to a file.
 
         Raises:
             ConfigError: for a value that is not valid in the file.

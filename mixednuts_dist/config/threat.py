@@ -13,15 +13,15 @@ from .register import ATTACKS, NORMS
 class ThreatModel:
     """All `x'` with `||x' - x||_norm <= eps` and `x'` in [0, 1]; `eps` in units of the pixel range [0, 1].
 
-    `norm` is a name in the register `NORMS`, whose entry defines the valid radii. The text form of a radius is in gray
-    levels if that is shorter.
+    `norm` is a name in the register `NORMS`, whose entry defines the valid radii. `str` writes the radius as a multiple
+    of 1/255 if that is not longer.
 
     Example:
         >>> [str(ThreatModel("Linf", eps)) for eps in (8 / 255, 0.25 / 255, 0.15)]
         ['Linf, eps = 8/255', 'Linf, eps = 0.25/255', 'Linf, eps = 0.15']
 
     Raises:
-        ThreatModelError: for an unknown norm, or a radius that is not positive and finite or not one of its norm's.
+        ThreatModelError: for an unknown norm, or a radius that is not positive, not finite, or not valid for the norm.
     """
 
     norm: str

@@ -49,14 +49,14 @@ _KINDS: dict[str, tuple[str | re.Pattern[str], str]] = {  # what a value must ma
     "repository": (r"[\w.-]+/[\w.-]+", "is not ORG/NAME"),
     "preprocess": (
         PREPROCESS,
-        "is not known; valid: Res256Crop224 (shorter side to 256, centre 224 x 224), Res224 (224 x 224), Crop288 "
-        "(centre), with any sizes, and Bicubic before Res",
+        "is not known; valid: Res256Crop224 (shorter side to 256, center 224 x 224), Res224 (224 x 224), Crop288 "
+        "(center), with any sizes, and Bicubic before Res",
     ),
 }
 _PATHS = ("file", "folder", "place")
 _WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # file name extensions of checkpoints
 
-GIVEN = "given"  # scheme that a run writes for an object that the caller passed instead of a URI
+GIVEN = "given"  # scheme of the URI that a run records for an object that the caller passed
 # Two checkpoints as two functions; `mixednuts init` writes them as nets.py.
 TWO_CHECKPOINTS = Path(__file__).with_name("nets.py.txt").read_text(encoding="utf-8")
 
@@ -86,7 +86,7 @@ class Located(str):
         return made
 
     def located(self, find: Find) -> Self:
-        """Replace each path by `find(path)`."""
+        """Return the path that `find` returns, with the same `written`."""
         return type(self)(find(self.removeprefix("py:")), self.written)
 
     @classmethod
@@ -224,12 +224,12 @@ class Source(Located):
         return self.fact("gradients") is False
 
     def located(self, find: Find) -> Self:
-        """Replace each path in the URI by `find(path)`. URIs of black boxes do not change.
+        """Return the source with each path in the URI replaced by `find(path)`. URIs of black boxes do not change.
 
         >>> ClassifierSource("py:nets.py:rob?depth=3").located(lambda path: f"/nets/{path}")
         'py:/nets/nets.py:rob?depth=3'
         """
-        if not self.target or self.is_black_box:  # its checksum contains the URI
+        if not self.target or self.is_black_box:  # the checksum of a black box contains its URI
             return self
         rest = self.removeprefix(f"{self.scheme}:")
         for _, path in self._paths():
@@ -316,7 +316,7 @@ class ClassifierSource(Source):
 
 
 def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> dict[str, str]:
-    """Return those that run Python code or use a service: key -> value as written."""
+    """Return the classifiers and extensions that run Python code or use a service: key -> value as written."""
     named = {"std": ClassifierSource.of(std or ""), "rob": ClassifierSource.of(rob)}
     found: dict[str, str] = {key: uri for key, uri in named.items() if uri.reaches_out in ("code", "a service")}
     files = ", ".join(extensions)

@@ -1,10 +1,10 @@
 """A choice of s, p, c and alpha: found by a search, given by a user, or published in the MixedNUTS paper.
 
-The published ones are the values of the appendix table of candidates, in full precision: scale, power and bias are
-points of the printed grids of eight values (log-spaced scales, uniform powers and biases), and alpha has the digits of
+The published choices are those of the candidate table in the paper's appendix, in full precision. Scale, power and bias
+are points of the printed grids of eight values (log-spaced scales, uniform powers and biases). Alpha has all digits of
 the published models, of which the table prints three.
 
-Reading a choice takes no tensors, so this module imports PyTorch only in the methods that compute.
+Commands that only read a choice need no tensors, so this module imports PyTorch only in the methods that compute.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Choice:
 
     @property
     def at(self) -> tuple[float, float, float]:
-        """(scale, power, bias)."""
+        """The tuple (scale, power, bias)."""
         return self.scale, self.power, self.bias
 
     def transform(self) -> LogitTransform:
@@ -80,7 +80,7 @@ class Choice:
         return Mixture(self.transform(), self.alpha, self.one_minus_alpha, surrogate_alpha=self.surrogate_alpha)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of `mixture()`, made without PyTorch."""
+        """Return the same settings as `mixture().settings()`, without importing PyTorch."""
         transform = {name: getattr(self, name) for name in ("scale", "power", "bias", "clamp", "ln_k")}
         return {"transform": "LogitTransform", **transform, "one_minus_alpha": self.one_minus_alpha, "temperature": 0.0}
 

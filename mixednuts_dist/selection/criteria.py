@@ -1,7 +1,9 @@
 """The criteria of Algorithm 1: they score each candidate from the margins of the attacked and of the clean images.
 
-A criterion is a registered class. It is made from the rows of a run (`from_rows`) and scores the candidates of a slab
-(`score`): the margin threshold of each, the objective's count there, and the number of images that it keeps.
+A criterion is a registered class. It is made from the rows of a run (`from_rows`). `score` returns three numbers for
+each candidate of a slab (one bias with some powers and scales): the margin threshold, the count of the objective at
+this threshold, and the number of attacked images that the candidate keeps robust. The attacked images form the
+constraint, and the clean images form the objective.
 
 Shapes: B images of the run, N rows of logits, M adversarial examples of n images, E clean rows that are counted, K
 classes, P powers, S scales, b betas.
@@ -38,15 +40,15 @@ class Scores(NamedTuple):
 class Attacked:
     """The adversarial examples of the constraint's images, one per row.
 
-    The first n rows are those of the minimum-margin attack, one per image in the order of the images. The robust
-    classifier is correct on them.
+    The first n rows are those of MMAA, one per image in the order of the images. The robust classifier is correct on
+    them.
     """
 
     descending_MK: Tensor  # LayerNormed logits, each row in descending order
     n_images: int
     image_M: Tensor  # int64: the image of each row
     label_ranks_M: Tensor  # int64: the rank of the label's logit in the row, 0 if the robust classifier is correct
-    rivals_M: Tensor  # float64: the logit that the margin is taken to; NaN: that of the best class but the label
+    rivals_M: Tensor  # float64: the logit to which the margin is computed; NaN for the largest one except the label's
 
     @classmethod
     def of(cls, descending_nK: Tensor) -> "Attacked":
@@ -56,7 +58,7 @@ class Attacked:
         return cls(descending_nK, len(image_n), image_n, torch.zeros_like(image_n), rivals_n)
 
     def joined(self, points: AttackedPoints, labels_n: Tensor, *, clamp: Clamp, ln_k: int | None) -> "Attacked":
-        """Return these examples, then further ones of the same images."""
+        """Return these examples, followed by further ones of the same images."""
         image_P, std_P = (each.to(labels_n.device) for each in (points.image_P, points.std_pred_P))
         normed_PK, descending_PK = normed_logits(
             "points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=self.descending_MK
@@ -111,15 +113,15 @@ class Criterion(ABC):
 
     @abstractmethod
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        """Return the scores of the slab's candidates, (b, P, S); `kept` has the least images to keep at each beta."""
+        """Return the scores of the slab's candidates, (b, P, S); `kept` has the minimum number of images per beta."""
 
     @property
     def n_attacked(self) -> int:
-        """Images of the constraint."""
+        """The number of images of the constraint."""
         return self.attacked.n_images
 
     def required(self, beta: float) -> float:
-        """Return how many of these images `beta` asks for, which `score` takes as one of `kept`."""
+        """Return how many images of the constraint `beta` requires, in the form of an entry of `kept` in `score`."""
         return kept_images(beta, self.n_attacked)
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
@@ -134,7 +136,8 @@ class Criterion(ABC):
     def flipped(self, descending_NK: Tensor, bias: float) -> Tensor:
         """Return the rows whose smallest logit the clamp maps above the largest, for every scale and power.
 
-        Each clamp rises, or falls then rises, so its maximum over a row is at the largest or at the smallest logit.
+        Each clamp increases, or first decreases and then increases, so its maximum over a row is at the largest or at
+        the smallest logit.
         """
         top_N, bottom_N = clamp_logits(descending_NK[:, [0, -1]] + bias, self.clamp).unbind(dim=1)
         return bottom_N > top_N
@@ -149,7 +152,7 @@ class Criterion(ABC):
         return None
 
     def _log_gaps(self, rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor]:
-        """Return log(1 - gap) of the attacked images, largest over their examples, (P, S, n), and of the other rows."""
+        """Return log(1 - lead) of the attacked images, the largest per image, (P, S, n), and of the other rows."""
         gaps_PSN, n_points = log_one_minus_gaps(rows, slab), len(self.attacked.image_M)
         return self.attacked.largest(gaps_PSN[..., :n_points]), gaps_PSN[..., n_points:]
 
@@ -179,7 +182,7 @@ class PaperCriterion(Criterion):
 
     @classmethod
     def of(cls, attacked_correct_BK: Tensor, clean_wrong_BK: Tensor, *, clamp: Clamp, ln_k: int | None) -> Self:
-        """Check the inputs of `select_parameters`."""
+        """Check the inputs of `select_parameters`, and return the criterion."""
         _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
         require_attacked(len(attacked_BK))
         _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
@@ -237,12 +240,13 @@ class ExactCriterion(Criterion):
 
     `attacked` are the images on which the robust classifier is robust, `clean_NK` all clean images. The mixed class is
     the top class t of M(rob) if `alpha (p_t - p_k) > 1 - alpha`, and otherwise the class k of the standard classifier.
-    So a clean image on which exactly one of them is correct changes once as the threshold falls: when it passes the gap
-    `p_t - p_k`. The count is a step function of the threshold; `best_thresholds` maximizes it.
+    So a clean image on which exactly one of the two is correct changes once as the threshold decreases, when the
+    threshold passes the lead `p_t - p_k`. The count of correct images is a step function of the threshold, which
+    `best_thresholds` maximizes.
     """
 
     top_right_N: Tensor  # bool: the robust classifier is correct on the clean image
-    bottom_right_N: Tensor  # bool: the label is the class that it finds least likely
+    bottom_right_N: Tensor  # bool: the label is the class that the robust classifier finds least likely
     std_right_N: Tensor  # bool: the standard classifier is correct
     std_logits_N: Tensor  # the LayerNormed clean logits of `rob` at the classes of `std`
     name: ClassVar[str] = "exact"
@@ -270,7 +274,7 @@ class ExactCriterion(Criterion):
         ln_k: int | None,
         points: AttackedPoints | None = None,
     ) -> Self:
-        """Check the inputs of `select_parameters_exact`."""
+        """Check the inputs of `select_parameters_exact`, and return the criterion."""
         normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
         clean_BK, clean_descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
         if not len(clean_BK):
@@ -296,10 +300,10 @@ class ExactCriterion(Criterion):
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         attacked_PSn, open_PSE, rob_right_E = self.log_gaps(slab)
         log_cutoffs, gained, n_kept = best_thresholds(attacked_PSn, open_PSE, rob_right_E, kept)
-        return Scores(log_cutoffs, gained + int(self.std_right_N.sum()), n_kept)  # from what `std` alone has right
+        return Scores(log_cutoffs, gained + int(self.std_right_N.sum()), n_kept)  # gained over `std` alone
 
     def log_gaps(self, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `best_thresholds` reads."""
+        """Return the first three arguments of `best_thresholds`."""
         flipped_N = self.flipped(self.clean_NK, slab.bias)
         rob_right_N = torch.where(flipped_N, self.bottom_right_N, self.top_right_N)
         open_N = rob_right_N ^ self.std_right_N  # if both are right or both are wrong, no weight changes that
@@ -320,19 +324,24 @@ class ExactCriterion(Criterion):
 def best_thresholds(
     attacked_PSn: Tensor, open_PSE: Tensor, rob_right_E: Tensor, kept: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best threshold of every candidate that keeps enough images: log, gain and images kept, (b, P, S).
+    """Return the best threshold of every candidate that keeps enough images, as log(1 - threshold).
 
     With L = log(1 - threshold), the robust classifier decides the clean rows with a value below L, and an attacked
     image is kept if its value is at most L. Let `v_1 <= ... <= v_E` be the values of the clean rows. If L is in the
-    interval j, `(v_j, v_{j+1}]`, the robust classifier decides the first j rows: it gains an image for each row on
-    which it is right, and loses one for each other row. L is at least the order statistic that keeps enough, and at
-    most 0. The best L has the largest gain; among equals it keeps the most images, and then it is the smallest.
+    interval j, `(v_j, v_{j+1}]`, the robust classifier decides the first j rows. Compared with the standard classifier
+    alone, this gains an image for each row on which the robust classifier is right, and loses one for each other row.
+
+    L is at least the order statistic that keeps enough images, and at most 0. The best L has the largest gain. Among
+    equal gains, it keeps the most images, and then it is the smallest.
 
     Args:
         attacked_PSn: log(1 - margin) of the attacked images.
-        open_PSE: log(1 - gap) of the clean rows on which exactly one of the two classifiers is right.
+        open_PSE: log(1 - lead) of the clean rows on which exactly one of the two classifiers is right.
         rob_right_E: on which of these rows the robust classifier is right.
-        kept: the least images to keep, one number per beta.
+        kept: the minimum number of images to keep, per beta.
+
+    Returns:
+        The best L, its gain, and the number of images that it keeps, each (b, P, S).
     """
     values, order = open_PSE.clamp(max=0.0).sort(dim=-1)
     gains = pad(torch.where(rob_right_E, 1, -1)[order].cumsum(dim=-1), (1, 0))  # in interval 0, 1, ... E

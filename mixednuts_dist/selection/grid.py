@@ -71,7 +71,7 @@ class Grid:
         )
 
     def wider(self, *places: tuple[float, float, float]) -> Grid | None:
-        """Return the grid with half as many values more at each end that `places` reach; None at its limits.
+        """Return the grid, extended by half its values at each end on which a place lies; None if no end can grow.
 
         >>> Grid((1.0, 2.0), (1.0, 2.0, 3.0), (0.0,)).wider((2.0, 2.0, 0.0)).scales
         (1.0, 2.0, 4.0)
@@ -98,12 +98,12 @@ class Grid:
         return tuple(value for value in found if low <= value <= high)
 
     def __iter__(self) -> Iterator[tuple[float, float, float]]:
-        """Every candidate, in the order of the arrays' last three dimensions."""
+        """Yield every candidate, in the order of the arrays' last three dimensions."""
         return ((s, p, c) for s in self.scales for p in self.powers for c in self.biases)
 
 
 def kept_images(beta: float, n_images: int) -> int:
-    """Return the smallest number of images that is a share of at least `beta`, exactly, and at least 1.
+    """Return the smallest number of images whose exact share of `n_images` is at least `beta`, and at least 1.
 
     `beta` counts as the decimal that it prints as: 0.985 of 200 is 197, whatever its binary digits. beta = 0 constrains
     nothing; one image is kept then, so that the margin threshold is the largest margin.

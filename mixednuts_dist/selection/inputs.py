@@ -26,13 +26,13 @@ class AttackedPoints:
 
     rob_logits_PK: Tensor  # raw logits of the robust classifier
     image_P: Tensor  # int64: the row of the image in the tables with one row per image
-    std_pred_P: Tensor  # int64: classes of the standard classifier; the label stands for any class
+    std_pred_P: Tensor  # int64: classes of the standard classifier; for the label, the signed margin counts
 
     def __len__(self) -> int:
         return len(self.image_P)
 
     def joined(self, other: "AttackedPoints") -> "AttackedPoints":
-        """Return these examples, then the others."""
+        """Return these examples, followed by the others."""
         return AttackedPoints(
             torch.cat([self.rob_logits_PK, other.rob_logits_PK]),
             torch.cat([self.image_P, other.image_P]),
@@ -68,7 +68,7 @@ def normed_logits(
     Raises:
         InvalidInputError: if the logits are not finite, or not a table of at least 2 classes.
     """
-    size_at_turn(clamp)  # checks the clamp
+    size_at_turn(clamp)  # rejects an unknown clamp
     require_logits(name, logits_BK)
     if like is not None:
         if logits_BK.shape[1] != like.shape[1]:

@@ -1,10 +1,10 @@
 """The inner loop of Algorithm 1: `log(1 - margin)` of images under scales and powers, for one bias.
 
-The gap of a winner a to a rival b depends on the other classes only by `R = sum_{j != a} e^{z_j}`, which is computed
-relative to the largest of its terms.
+A margin is the lead `p_a - p_b` of a class a, the winner, over a class b, its rival. It depends on the other classes
+only through `R = sum_{j != a} e^{z_j}`, which is computed relative to the largest of its terms.
 
-It is fast because the clamp is evaluated once for all powers and scales and `|v|^p` once for all scales, powers and
-exponentials are computed as powers of two, and rows are processed in blocks that fit into the cache.
+The loop is fast because it evaluates the clamp once for all powers and scales, and `|v|^p` once for all scales. Powers
+and exponentials are computed as powers of two, and rows are processed in blocks that fit into the cache.
 
 Shapes: N rows, n of them in a block, K classes, R ranks, P powers, S scales.
 """
@@ -34,11 +34,11 @@ class Slab(NamedTuple):
 
 
 class GapRows(NamedTuple):
-    """Rows of LayerNormed logits, each with two classes, the winner and its rival, whose gap is computed."""
+    """Rows of LayerNormed logits, each with a winner and a rival. The lead of the winner over the rival is computed."""
 
     descending_NK: Tensor  # float64, each row sorted
     winner_ranks_N: Tensor  # int64, the winner's place in its row: 0 is the class of the largest logit
-    rivals_N: Tensor  # float64, the rivals' logits; NaN stands for the best class but the winner
+    rivals_N: Tensor  # float64, the rivals' logits; NaN means the best class except for the winner
 
 
 def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
@@ -54,10 +54,11 @@ def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
 
 
 def _relative_logits(rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best logit but the winner's at scale 1, and the winner's and the rival's minus it, each (P, N).
+    """Return the best transformed logit except the winner's at scale 1, and the winner's and rival's minus it, (P, N).
 
-    Each clamp rises, or falls then rises, so the best of the others has the largest or the smallest logit. Equal logits
-    are set to equal values, since vectorized functions may round an element differently by its place in memory.
+    Each clamp increases, or first decreases and then increases, so the best of the other classes has the largest or the
+    smallest logit. Equal logits are set to equal values, because vectorized functions may round an element differently
+    depending on its place in memory.
     """
     last_rank = rows.descending_NK.shape[1] - 2
     first_N, last_N = _others(rows.descending_NK, rows.winner_ranks_N, [0, last_rank]).unbind(dim=1)

@@ -1,7 +1,7 @@
 """Predictions of a choice: exact counts on the stored images, with binomial intervals.
 
-The images that the search read also made the choice, so on other images a choice reaches a little less than predicted.
-The evaluation measures how much.
+The search makes a choice on the same images, so on other images the choice reaches a little less than predicted. The
+evaluation measures how much.
 
 Shapes: B images, P adversarial examples, K classes.
 """
@@ -23,9 +23,10 @@ STEP_ROUNDING = 1e-9  # relative distance at which a margin equals the threshold
 
 
 def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
-    """Return the choice with the clean and robust images that it predicts, and 95% binomial intervals.
+    """Return the choice with its predicted numbers of correct and of robust images, and their 95% intervals.
 
-    If the rows have `points`, the margin threshold is centered first, and each image counts by its hardest example.
+    If the rows have `points`, the margin threshold is first centered (`centered_threshold`), and an image counts as
+    robust if the choice keeps it at its hardest example.
     """
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
     if cached.points is None:
@@ -60,8 +61,9 @@ def _clean_correct(choice: Choice, cached: CachedLogits) -> Tensor:
 def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool = False) -> Tensor:
     """Return log(1 - margin) of M(rob) at the hardest known example of each image, (B,), float64.
 
-    The signed margin holds for any class of the standard classifier. Without `any_std`, the examples in `points` count
-    by the lead over its class, as in the search, if it is wrong and both `rob` and M(rob) are right.
+    With `any_std`, the margins are signed ones, which hold for any class of the standard classifier. Otherwise, as in
+    the search, the margin at an example in `points` is the lead of the label over the class of the standard classifier,
+    if that class is wrong and both `rob` and M(rob) are right.
     """
     labels_B, points = cached.labels_B, cached.points
     if points is None:
@@ -71,7 +73,7 @@ def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool
     mapped_PK = transform(rob_PK.double())
     gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
     if not any_std:
-        std_P = torch.cat([labels_B, points.std_pred_P])  # the label: an example of the attack counts by all classes
+        std_P = torch.cat([labels_B, points.std_pred_P])  # the label selects signed margins, here for MMAA's examples
         leads_P = (rob_PK.argmax(dim=1) == labels_P) & (mapped_PK.argmax(dim=1) == labels_P) & (std_P != labels_P)
         gaps_P = torch.where(leads_P, log_one_minus_gap(mapped_PK, labels_P, std_P), gaps_P)
     return gaps_P[:n_images].scatter_reduce(0, image_P, gaps_P, "amax")

@@ -1,11 +1,12 @@
-"""Algorithm 1 of the paper: the scale, power, bias and mixing weight for every beta, from cached logits alone.
+"""Algorithm 1 of the paper: the scale, power, bias and mixing weight for every beta, from stored logits alone.
 
-For each candidate (s, p, c), a criterion determines the margin threshold q, its objective there, and the images that
-the candidate keeps; alpha = 1 / (1 + q). Margins are kept as log(1 - margin), so none is "almost 1".
+For each candidate (s, p, c), a criterion determines the margin threshold q with alpha = 1 / (1 + q), the objective at
+q, and the number of images that the candidate keeps robust. Margins are stored as log(1 - margin), so that margins
+close to 1 keep their precision.
 
-The best candidate has the best count of the objective. Among equals, it keeps the most images (if the criterion takes
-the best threshold that keeps at least beta), and then has the largest 1 - alpha, the smallest power, the smallest scale
-and the smallest |bias|.
+The best candidate has the best count of the objective. Among candidates with equal counts, the best one keeps the most
+images (if the criterion takes the best threshold that keeps at least beta), and then has the largest 1 - alpha, the
+smallest power, the smallest scale, and the smallest |bias|.
 
 Shapes: B images, K classes, P powers, S scales, n images of the constraint.
 """
@@ -31,7 +32,7 @@ from .kernel import Slab
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
 _WORTH_THREADS = 1 << 24  # clamped logits and powers; for fewer, starting threads takes longer than they save
-_MEASURED = 1 << 22  # margins held at a time, 32 MB a copy; a criterion makes about ten
+_MEASURED = 1 << 22  # margins computed at a time, 32 MB per copy; a criterion makes about ten copies
 
 
 def select_parameters(
@@ -119,14 +120,14 @@ class Selection:
     log_one_minus_cutoffs: Tensor  # float64, log(1 - margin threshold)
     kept: Tensor  # int64: images of the constraint that reach the threshold
     infeasible: Tensor  # bool: the threshold is below 0
-    undeployable: Tensor  # bool: float32 could not carry the candidate
+    undeployable: Tensor  # bool: float32 cannot represent the candidate's logits, threshold or 1 - alpha
     n_attacked: int  # images of the constraint
     n_objective: int  # images of the objective
     chosen: tuple[Choice | None, ...]  # one per beta, None if no candidate can be used
 
     @classmethod
     def of(cls, criterion: Criterion, grid: Grid, scores: Scores) -> "Selection":
-        """Exclude and rank the candidates."""
+        """Exclude the candidates that cannot be used, and choose the best one for each beta."""
         infeasible = scores.log_cutoffs > 0
         undeployable = _undeployable(criterion, grid, scores.log_cutoffs)
         hidden = infeasible | undeployable if criterion.inequality else infeasible
@@ -151,7 +152,7 @@ class Selection:
 
     @property
     def n_undeployable(self) -> int:
-        """Candidates that could not be deployed at one beta or more."""
+        """The number of candidates that cannot be deployed at one beta or more."""
         return int(self.undeployable.any(dim=0).sum())
 
     def for_beta(self, beta: float) -> Choice:
@@ -173,7 +174,7 @@ class Selection:
         return choice
 
     def notes(self, *betas: float) -> tuple[str, ...]:
-        """Report excluded candidates, an empty objective, grid edges and violated assumptions.
+        """Return sentences about excluded candidates, an empty objective, grid edges and violated assumptions.
 
         Args:
             betas: whose choices to report on; by default all.
