@@ -2,8 +2,8 @@
 
 The last bits of an image's logits and gradients depend on the number of rows of its batch, because libraries choose
 kernels by size. They do not depend on the position or on the other images. So every pass has the same number of rows,
-short batches are padded, and an image's result has the same bits in any order, partition and batch. Few images take a
-smaller shape if a trial shows that it gives the same bits.
+the package pads short batches, and an image's result has the same bits in any order, partition and batch. A pass with
+few images uses fewer rows if a trial shows that they give the same bits.
 
 Shapes: B images of C x H x W.
 """
@@ -19,10 +19,10 @@ from torch import Tensor
 from ..errors import InvalidInputError
 
 ON_CPU = 64  # rows of a pass on a CPU; more rows of a large network are hardly faster
-MOST_ON_CPU = 128  # rows in a library call with many images, which is faster for small networks
+MOST_ON_CPU = 128  # rows of a library call with many images on a CPU, which is faster for small networks
 SMALLEST = 4  # smaller shapes differ in float32 on every CPU that was measured
-MOST = 4096
-ON_CARD = 256  # rows of a call on an accelerator; a run measures its own
+MOST = 4096  # most rows that `largest_rows` tries
+ON_CARD = 256  # most rows of a library call on an accelerator, by default; runs measure instead
 STATE_IMAGES = 64  # image-sized arrays that the attacks keep per row of a pass
 FLOAT32_ROWS = 16  # rows of float32 passes on an accelerator
 
@@ -30,7 +30,7 @@ _NEARLY = 0.95  # share of the highest number of images per second
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_ALLOCATED = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")  # the last: cuDNN 9
 
-Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images, and all its results with the rows first
+Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images -> all its results, with one row per image
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class BatchShape:
         float32_rows: rows of verifications and of float32 runs after low-precision ones; `rows` by default. On a GPU a
             float32 row takes about ten times as long as a bfloat16 row, and few images need one.
 
-    One object serves all passes of a call or a worker. `float32` is the shape of float32 passes, or the object itself.
+    All passes of a call or a worker share one object. `float32` is the shape of float32 passes; without `float32_rows`,
+    it is the object itself.
 
     Example:
         >>> shape = BatchShape(64)
@@ -79,15 +80,15 @@ class BatchShape:
 
 
 class Passes:
-    """The batch shapes in which one function may be called: the rows of `shape`, and fewer that give the same bits.
+    """The numbers of rows with which one function may be called: those of `shape`, or fewer that give the same bits.
 
-    Fewer rows are multiples of a sixteenth of the rows, at least of 4. Each number is tried when it is first needed,
-    and the answer is kept on this object.
+    Smaller numbers are multiples of a sixteenth of the full number, or of 4 if that is larger. The object tries each
+    number when it is first needed, and remembers whether it gives the same bits.
 
     Args:
         shape: the full shape.
-        probe: calls the function on images and returns everything that it gives.
-        fixed: use only the full shape, for compiled functions, which compile again for each shape.
+        probe: calls the function on images and returns all its results.
+        fixed: use only the full shape, for compiled functions, which would compile again for each shape.
     """
 
     def __init__(self, shape: BatchShape, probe: Probe, *, fixed: bool = False) -> None:
@@ -95,7 +96,7 @@ class Passes:
         self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
 
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
-        """Return the rows in which to pass `n_images`, at most those of the shape; try them on images like these."""
+        """Return the number of rows for a pass over `n_images`; try smaller numbers on images like `like_BCHW`."""
         rows = self.shape.rows
         step = max(SMALLEST, rows // 16)
         if self._fixed or self.shape.fixed or not len(like_BCHW):
@@ -110,7 +111,8 @@ class Passes:
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
         """Return whether images have the same bits in `fewer` rows as in a full batch.
 
-        The images are noisy copies of `like_BCHW`, drawn from the full batch, so that nearly all change their position.
+        The full batch holds noisy copies of `like_BCHW`. The smaller batch holds a random part of them, so that nearly
+        all images change their position.
         """
         rows, generator = self.shape.rows, torch.Generator().manual_seed(self.shape.rows)
         drawn = torch.randperm(rows, generator=generator)[:fewer].to(like_BCHW.device)
@@ -156,12 +158,12 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise
-        passes.shape.shrink(rows)  # outside of the handler, whose traceback holds on to memory
+        passes.shape.shrink(rows)  # outside of the handler, whose traceback keeps memory allocated
     return torch.cat(parts)
 
 
 def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
-    """Find the largest power of two of rows in which every probe fits, together with the attacks' state.
+    """Return the largest power of two of rows with which every probe and the state of the attacks fit into memory.
 
     Raises:
         torch.OutOfMemoryError: if not even one image fits.
@@ -194,7 +196,7 @@ def _fits(probes: Sequence[Probe], x_BCHW: Tensor, rows: int) -> bool:
 def efficient_rows(seconds: Callable[[int], float], most: int) -> int:
     """Return the smallest power of two, up to `most`, with at least 95% of the highest number of images per second.
 
-    More rows would take memory, and more of them would be empty when a run's last images are attacked.
+    More rows would take more memory, and more of them would be padding for the last images of a run.
 
     Example:
         >>> efficient_rows(lambda rows: 1 + rows / 8, most=1024)  # a pass has a fixed part of 8 rows
@@ -220,7 +222,7 @@ def fastest_of_three(act: Callable[[], Tensor]) -> float:
 
 @contextmanager
 def as_out_of_memory() -> Iterator[None]:
-    """Raise failed allocations of cuDNN, cuBLAS and the CUDA runtime as torch.OutOfMemoryError too."""
+    """Also raise torch.OutOfMemoryError for failed allocations of cuDNN, cuBLAS and the CUDA runtime."""
     try:
         yield
     except torch.OutOfMemoryError:

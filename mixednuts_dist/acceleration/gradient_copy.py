@@ -23,10 +23,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Bfloat16Copy(nn.Module):
-    """Takes float32 images and returns float32 logits, with products in bfloat16 and channels-last format between.
+    """Takes float32 images and returns float32 logits, but computes products in bfloat16 and channels-last format.
 
-    Weights of convolutions and linear layers are stored in bfloat16, so that they are rounded once. Normalization and
-    the first layer stay in float32, because a perturbation of eps is only a few steps of bfloat16's 8 bits.
+    Weights of convolutions and linear layers are stored in bfloat16, so that they are rounded only once. Normalization
+    and the first layer stay in float32, because a perturbation of eps is only a few rounding steps of bfloat16.
     """
 
     def __init__(self, network: nn.Module, x_BCHW: Tensor) -> None:
@@ -47,7 +47,7 @@ class Bfloat16Copy(nn.Module):
 
 
 class _RoundedAfter(nn.Module):
-    """Runs a layer in float32 and casts its output to bfloat16; otherwise the residual sums would stay in float32."""
+    """Runs a layer in float32 and casts its output to bfloat16, so that residual sums are in bfloat16 too."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _RoundedAfter(nn.Module):
 
 @torch.no_grad()
 def _first_heavy(network: nn.Module, x_BCHW: Tensor) -> str:
-    """Return the name of the heavy layer that runs first; it is empty for the network itself."""
+    """Return the name of the convolution or linear layer that runs first; "" if it is the network, or for none."""
     passed: list[str] = []
     hooks = [
         layer.register_forward_pre_hook(lambda *_, name=name: passed.append(name))
@@ -75,7 +75,7 @@ def _first_heavy(network: nn.Module, x_BCHW: Tensor) -> str:
 
 
 def is_heavy(network: nn.Module) -> bool:
-    """Return whether the network has layers that a copy makes faster."""
+    """Return whether the network has convolutions or linear layers, which a copy makes faster."""
     return any(isinstance(layer, _HEAVY) for layer in network.modules())
 
 
@@ -85,11 +85,11 @@ def frozen_copy(network: nn.Module) -> nn.Module:
 
 
 def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
-    """Return a frozen float32 copy whose passes are faster, or `network` itself if there is none.
+    """Return a frozen float32 copy whose passes are faster, or `network` itself if no copy works.
 
-    Batch normalization is folded into the convolutions. On a CPU convolutions are in channels-last format, which is up
-    to 40% faster. The format is not timed, because it decides the last bits of an image's result. A copy has to agree
-    with `network` for many images and for one.
+    Batch normalization is folded into the convolutions. On a CPU, convolutions always use the channels-last format,
+    which is up to 40% faster. The format affects the last bits of results, so timing does not choose it. The logits of
+    a copy have to agree with those of `network`, both for many images and for one.
     """
     layers = list(network.modules())
     folds = any(isinstance(layer, _BatchNorm) for layer in layers)
@@ -108,7 +108,7 @@ def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
 
 
 def _fold(module: nn.Module) -> nn.Module:
-    """Fold the module as a whole or, if it cannot be traced, child by child."""
+    """Fold the batch normalization of the module or, if torch cannot trace the module, that of each child."""
     try:
         return fuse(module)
     except Exception:
@@ -121,7 +121,7 @@ def _fold(module: nn.Module) -> nn.Module:
 @tf32_allowed(False)
 @torch.no_grad()
 def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: float) -> bool:
-    """Return whether both give the same logits up to `tolerance` times the largest logit, without TF32."""
+    """Return whether the logits of both differ by at most `tolerance` times the largest logit, without TF32."""
     found, expected = network(x_BCHW).float(), original(x_BCHW).float()
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
@@ -129,9 +129,10 @@ def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: f
 @tf32_allowed(False)
 @torch.enable_grad()
 def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> bool:
-    """Return whether the gradients of both point the same way on the median image that has a gradient.
+    """Return whether the gradients of both have a similar direction: their median cosine is at least `_SAME_WAY`.
 
-    They are gradients of the difference of the two largest logits, which does not vanish as a cross-entropy does.
+    These are gradients of the difference between the two largest logits, which do not vanish as those of a
+    cross-entropy may. Images without a gradient do not count.
     """
     x_BCHW = x_BCHW.detach().clone().requires_grad_()
     classes_B2 = original(x_BCHW).topk(2, dim=1).indices
@@ -146,7 +147,7 @@ def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> boo
 
 
 def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:
-    """Return the gradient of the sum of `values`; zero if autograd sees no dependence on the images."""
+    """Return the gradient of the sum of `values`; zero if `values` have no graph that leads to the images."""
     if not values.requires_grad:
         return torch.zeros_like(x_BCHW)
     (grad_BCHW,) = torch.autograd.grad(values.sum(), x_BCHW, allow_unused=True)

@@ -1,7 +1,7 @@
 """Fast copies of the base networks for the attacks' gradients: in float32, TF32 or bfloat16.
 
-Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32, and the
-float32 original verifies every result.
+The package copies only the networks. It computes LayerNorm, the transformation, mixing and losses in float64 and
+float32. The float32 original verifies every result.
 """
 
 import copy
@@ -37,10 +37,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FastCopy:
-    """A network or classifier on fast copies; the original itself if no copy is faster."""
+    """A network, or a classifier on copied networks; both fields may hold the original if no copy is faster."""
 
-    fast: Any
-    float32: Any  # for float32 runs after runs in a lower precision
+    fast: Any  # for the gradients of most runs
+    float32: Any  # for the gradients of float32 runs
     precisions: tuple[Precision, ...]  # one per network
 
     @property
@@ -56,12 +56,12 @@ class FastCopy:
 
 
 class FastCopies:
-    """Makes one copy per base network and keeps it. The weights must not change while the copies are in use.
+    """Makes one `FastCopy` per base network and keeps it. The weights must not change while the copies are in use.
 
     Args:
-        precision: that of gradients. "auto" times what the device computes in hardware, and takes float32 unless
-            another precision is `MIN_SPEEDUP` times as fast.
-        compile: copies go through torch.compile, with CUDA graphs on a GPU.
+        precision: the precision of gradients. "auto" times the precisions that the hardware supports, and uses float32
+            unless another one is more than `MIN_SPEEDUP` times as fast.
+        compile: compile the copies with torch.compile, and use CUDA graphs on a GPU.
 
     Example:
         >>> FastCopies("bf16").of_network(nn.Linear(4, 3), torch.rand(8, 4)).precision
@@ -78,11 +78,11 @@ class FastCopies:
         self._decided: dict[nn.Module, Precision] = {}
 
     def decide(self, network: nn.Module, precision: Precision) -> None:
-        """Use this precision for the network instead of measuring: a run decides once for all its workers."""
+        """Use this precision for the network without a measurement, because a run decides once for all workers."""
         self._decided[network] = precision
 
     def of_model(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int = ON_CPU) -> FastCopy:
-        """Replace the base networks of a classifier by fast copies, which are compared on some of the images `x_BCHW`.
+        """Return the classifier on fast copies of its base networks, which are checked on some of the images `x_BCHW`.
 
         The base networks are those of a mixed classifier, the first part of `nn.Sequential(network, logit map)`, or
         the module itself.
@@ -127,7 +127,7 @@ class FastCopies:
 
 
 def _made(network: nn.Module, x: Tensor, precision: Precision) -> FastCopy:
-    """Return a copy that agrees with its original, in float32 if the device or the network cannot do better."""
+    """Return a copy that agrees with its original; in float32 if device or network do not support `precision`."""
     x = x[:_N_LOGITS_COMPARED]
     float32 = folded(network, x)
     if precision == "bf16":
@@ -147,8 +147,8 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> FastCopy:
     return FastCopy(float32, float32, ("fp32",))
 
 
-# Results of `fastest_precision`: network -> (device, rows, shape of the images) -> precision. Timing is noisy, and two
-# equal calls should compute in the same precision.
+# Results of `fastest_precision`: network -> (device, rows, shape of the images) -> precision. They are kept, because
+# timing is noisy, and two equal calls should compute in the same precision.
 _FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
 _FASTEST = weakref.WeakKeyDictionary()
 
@@ -194,8 +194,8 @@ def _has_tensor_cores(device: torch.device) -> bool:
 def _has_bfloat16_units() -> bool:
     """Return whether a small convolution takes this CPU less time in bfloat16 than in float32.
 
-    It takes half the time if the CPU has units for it, and four times the time otherwise. The CPU's flags do not
-    decide that, because oneDNN may be restricted (ONEDNN_MAX_CPU_ISA).
+    With hardware units for bfloat16, it takes half the time, and otherwise four times the time. The function measures
+    this instead of reading the CPU's flags, because users may restrict oneDNN (ONEDNN_MAX_CPU_ISA).
     """
 
     def seconds(dtype: torch.dtype) -> float:
@@ -207,7 +207,7 @@ def _has_bfloat16_units() -> bool:
 
 
 def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:
-    """Return a shallow copy of the module with other children."""
+    """Return a shallow copy of the module with these networks as its children."""
     changed = copy.copy(model)
     changed._modules = {**model._modules, **networks}
     return changed

@@ -20,7 +20,7 @@ _Switch = tuple[Callable[[], Any], Callable[[Any], None], Any, Any]  # read, wri
 def tf32_allowed(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 for float32 products, and use deterministic kernels that are chosen without timing.
 
-    On a CPU float32 products are exact in the block, whatever `torch.set_float32_matmul_precision` is outside of it.
+    On a CPU, the block always computes products in full float32, even after `torch.set_float32_matmul_precision`.
     """
     before: list[tuple[Callable[[Any], None], Any]] = []
     for read, write, _, _ in _switches():

@@ -10,22 +10,22 @@ from torch import Tensor
 
 from .losses import anyone
 
-# Steps of the projection. On CIFAR-10, 2 to 4 are usually enough. A CPU stops as soon as no root moves; an accelerator
-# would have to wait for that answer.
+# Newton steps of the projection. On CIFAR-10, 2 to 4 are usually enough. A CPU stops when no root moves any more. An
+# accelerator always takes the same number of steps, because asking for that would make the host wait.
 _NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
 
 
 def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) -> Tensor:
-    """The smallest d, in the norm, with <w, t + d> = b and t + d in [0, 1], given `offset` = <w, t> - b; (B, D).
+    """Return the smallest d in the norm with <w, t + d> = b and t + d in [0, 1], for `offset` = <w, t> - b; (B, D).
 
-    Where the plane misses the box: the corner that comes nearest to it.
+    If the plane does not meet the box [0, 1], t + d is the corner of the box that is nearest to the plane.
 
-    Let offset >= 0 (else swap the signs of w and b). Then <w, d> has to fall to -offset, and only moves against w help:
-    pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its way to the box's side. `MOVES` has the smallest m of
-    each norm.
+    Let offset >= 0 (otherwise, swap the signs of w and b). Then <w, d> has to fall to -offset, so only moves against w
+    help: pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its distance to the side of the box. `MOVES` computes
+    the smallest m in each norm.
     """
-    # Masks are factors of 0 and 1: on a CPU choosing by them takes several times as long.
-    # The way that pixels move; 0 where w is 0.
+    # Masks are factors of 0 and 1, because `torch.where` takes several times as long on a CPU.
+    # The direction in which each pixel moves; 0 if its w is 0.
     sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
     room_BD = (sign_BD * 0.5).add_(0.5).sub_(t_BD).mul_(sign_BD)  # 1 - t or t
     weight_BD = w_BD.abs()
@@ -35,7 +35,7 @@ def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) ->
 def moves_in_linf(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
     """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose largest entry is smallest.
 
-    All that may move by lam in this norm does: m_j = min(lam, room_j), where lam solves
+    Every pixel moves by lam, or as far as the box allows: m_j = min(lam, room_j). Here lam solves
 
         g(lam) = sum_j weight_j min(lam, room_j) = offset.
     """
@@ -45,8 +45,8 @@ def moves_in_linf(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tens
 def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
     """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum of squares is smallest.
 
-    The Lagrangian |m|^2 / 2 - lam (<weight, m> - offset) is stationary at m = lam weight, cut at its box:
-    m_j = min(lam weight_j, room_j), and pixel j arrives at lam = room_j / weight_j. So lam solves
+    The Lagrangian |m|^2 / 2 - lam (<weight, m> - offset) is stationary at m = lam weight, clipped:
+    m_j = min(lam weight_j, room_j), and pixel j reaches its limit at lam = room_j / weight_j. So lam solves
 
         g(lam) = sum_j weight_j^2 min(lam, room_j / weight_j) = offset.
     """
@@ -58,8 +58,8 @@ def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor
 def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
     """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum is smallest.
 
-    A linear program with one constraint: pixels move one after the other, those of the largest weight first, each to
-    the box's side before the next one moves, until the offset is reached.
+    This is a linear program with one constraint. Pixels move one after another, in the order of falling weights. Each
+    one moves to the side of the box before the next one moves, until the sum reaches the offset.
     """
     falling_BD, order_BD = weight_BD.sort(dim=1, descending=True)
     room_in_order_BD = room_BD.gather(1, order_BD)
@@ -69,7 +69,7 @@ def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor
     return torch.zeros_like(room_BD).scatter(1, order_BD, torch.minimum(moves_BD, room_in_order_BD))
 
 
-# By norm: from |w|, the way to the box's side and the offset to how far each pixel moves.
+# Norm -> the function that returns how far each pixel moves, given |w|, its limit and the offset.
 MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "Linf": moves_in_linf, "L2": moves_in_l2, "L1": moves_in_l1,
 }  # fmt: skip
@@ -78,10 +78,10 @@ MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
     """Return the lam, (B, 1), with g(lam) = sum_j gain_j min(lam, limit_j) = target, or the largest number.
 
-    g is concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
-    above g, and is exact on the right linear segment; unlike the published bisection it sorts nothing.
-    Pixels that have arrived count with gain_j limit_j, the slope is the gain of the others, the free ones:
-    lam = (target - sum of arrived gain limit) / (sum of free gain).
+    g is concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, because each tangent
+    lies above g. It is exact on the right linear segment and, unlike the published bisection, sorts nothing. A pixel
+    with lam > limit_j contributes the constant gain_j limit_j. The gains of the other pixels, the free ones, sum to the
+    slope of g. So the next lam is (target - sum of the constants) / (sum of the free gains).
     """
     missed = torch.finfo(limit_BD.dtype).max  # and not infinity, which times a weight of 0 is not a number
     every_B1 = gain_BD.sum(dim=1, keepdim=True)

@@ -1,6 +1,6 @@
-"""Signs that attacks may overestimate robustness: one boolean for each image and flag, stored with the stage's rows.
+"""Signs that attacks overestimate robustness: one boolean for each image and flag, stored with the stage's rows.
 
-Croce & Hein's AutoAttack logs a warning for some of them; here they are counted over the whole run and reported.
+Croce & Hein's AutoAttack logs a warning for some of them. This package counts them over the run and reports them.
 Shapes: B images of C x H x W, K classes.
 """
 
@@ -26,10 +26,10 @@ LOGITS_TOLERANCE = 1e-3  # absolute and relative; two passes over the same image
 def raised_flags(
     attacked: AttackedModel, x_BCHW: Tensor, y_B: Tensor, unconfirmed_B: Tensor, *, batch_size: int | BatchShape
 ) -> dict[str, Tensor]:
-    """Flag -> (B,) bool, in the order of `FLAGS`.
+    """Return flag -> (B,) bool, in the order of `FLAGS`.
 
     Args:
-        attacked: the classifier, whose own gradient is tried as well as the surrogate's.
+        attacked: the classifier; both its own gradient and the surrogate's gradient are checked.
         unconfirmed_B: as `AttackResult.unconfirmed`.
     """
     shape = BatchShape.of(batch_size, x_BCHW.device)
@@ -73,7 +73,7 @@ def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Te
 
 
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:
-    """One sentence with its counts for each flag that is set on any image; `flags` are a whole run's, (N,) each."""
+    """Return one sentence with a count for each flag that any image has; `flags` of all images of a run, (N,) each."""
     found = [
         f"On {int(flags[flag].sum())} of {flags[flag].numel()} images {sentence.format(subject=subject)}"
         for flag, sentence in _SENTENCES.items()

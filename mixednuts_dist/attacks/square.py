@@ -1,11 +1,11 @@
 """Square (Andriushchenko et al. 2020): random search with squares, through the classifier's logits alone.
 
-The first point is a random one on the ball's border. Each further query changes a random square window of the best
-point so far and keeps the change where it lowers the loss; the windows shrink by the published schedule. How a window
-changes depends on the norm.
+The first point is a random one on the boundary of the ball. Each further query changes a random square window of the
+best point so far, and the search keeps the change if it lowers the loss. Windows shrink by the published schedule. The
+norm determines how a window changes.
 
-The random numbers of an image are a hash of (seed, sample id, query, draw), so its search does not depend on the batch.
-The published code draws one window for the whole batch; here every image has its own windows.
+The random numbers of an image are a hash of (seed, attack, restart, sample id, query, draw), so its search does not
+depend on the batch. The published code draws one window for the whole batch; here, every image has its own windows.
 
 Shapes: S slots or B images of C x H x W, K classes.
 """
@@ -28,12 +28,12 @@ from .losses import at, others
 from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
-# From which query on the share is P_INIT divided by what; AutoAttack does not rescale it to the budget.
+# (query, divisor): after this query, the share is P_INIT / divisor. As in AutoAttack, budgets do not rescale this.
 _SHRINKING = ((10, 2), (50, 4), (200, 8), (500, 16), (1000, 32), (2000, 64), (4000, 128), (6000, 256), (8000, 512))
 
-# The draws of a query, in order: the corners of two windows (Linf uses one), a coin, and a sign for each channel.
+# The random numbers of a query, in order: corners of two windows (Linf uses one), a coin, and a sign per channel.
 ROW, COLUMN, ROW_2, COLUMN_2, COIN, SIGNS = range(6)
-_START = -(1 << 40)  # the first counter of the start's draws: below 0, where no query has any
+_START = -(1 << 40)  # the first counter of the start's draws; negative, because queries use the counters from 0
 
 
 @dataclass
@@ -53,7 +53,7 @@ class SquareSteps(Stepper[SquareState]):
     """The queries of one search."""
 
     n_queries: int = 5000
-    loss_of: Literal["logits", "probabilities"] = "logits"  # whose margin the search lowers
+    loss_of: Literal["logits", "probabilities"] = "logits"  # the search lowers the margin of these
     gradient_every: ClassVar[int] = 0
 
     def init(self, like_SCHW: Tensor) -> SquareState:
@@ -65,12 +65,12 @@ class SquareSteps(Stepper[SquareState]):
         state.key[slots], state.query[slots], state.loss[slots] = keys, 0, torch.inf
 
     def ask(self, state: SquareState) -> Tensor:
-        """Return the start of new slots, and the best point with a changed window of the others."""
+        """Return the start of each new slot, and the best point with a changed window of each other slot."""
         query = state.query.clamp(max=self.n_queries)  # a free slot may be past its last query
         return state.windows.changed(state, query, draws_of_query(state.key, query, state.x.shape[1]))
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
-        """Keep what lowers the loss (the published "or misclassified" follows, because it is negative then)."""
+        """Keep the point if it lowers the loss (the published "or misclassified" adds no case)."""
         is_of_logits = self.loss_of == "logits"
         loss = logit_margin(result.logits, result.labels) if is_of_logits else -result.log1m_margin
         better = loss < state.loss
@@ -92,7 +92,7 @@ def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
 
 
 class Windows:
-    """Base class of a norm's start and windows."""
+    """Base class: the first point and the changed windows in one norm."""
 
     def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
         height, width = like_BCHW.shape[2:]
@@ -104,12 +104,12 @@ class Windows:
 
     @staticmethod
     def size(query: int, height: int, width: int) -> int:
-        """The side of the window of a query, counted from 1: it covers a share p of the image, which shrinks."""
+        """Return the side of the window of a query, counted from 1, which covers a falling share of the image."""
         share = P_INIT / max((divisor for after, divisor in _SHRINKING if query - 1 > after), default=1)
         return min(max(round(math.sqrt(share * height * width)), 1), height, width)
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
-        """The start, (B, C, H, W)."""
+        """Return the start, (B, C, H, W)."""
         raise NotImplementedError
 
     def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Windows:
         raise NotImplementedError
 
     def _window(self, draws: Tensor, row: int, column: int, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mask, (S, 1, H, W), of a square inside the image, and where each row and column is in it."""
+        """Return the mask, (S, 1, H, W), of a square, and the position of each row and column relative to it."""
         top, left = (
             below(draws[:, row], len(self.rows_H1) - size),
             below(draws[:, column], self.columns_1W.shape[1] - size),
@@ -131,10 +131,10 @@ class Windows:
 
 
 class StripesAndSquares(Windows):
-    """Linf: every pixel is on one of the two sides of its interval.
+    """Linf: every pixel is at one of the two ends of its interval.
 
-    The start is vertical stripes of x +- eps, with a sign for each channel and column. As published, a window adds or
-    subtracts 2 eps and cuts at the interval, which puts its pixels of each channel on one side.
+    The start has vertical stripes x +- eps, with a sign for each channel and column. In a window, all pixels of a
+    channel move to the same end. The published code adds or subtracts 2 eps and clips, which gives the same point.
     """
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
@@ -151,10 +151,10 @@ class StripesAndSquares(Windows):
 
 
 class Bumps(Windows):
-    """L2: the perturbation is a sum of bumps, and the windows move its mass, the sum of squares.
+    """L2: the perturbation is a sum of bumps, and each query moves mass (the sum of squares) between two windows.
 
-    The start is a tiling of bumps scaled to the sphere. A bump falls from its center with a power, `falls`, of the
-    distance.
+    The start is a tiling of bumps scaled to the sphere. A bump falls with the power `falls` of the distance to its
+    center.
     """
 
     power: ClassVar[int] = 2  # the mass of a pixel is this power of its change
@@ -167,7 +167,7 @@ class Bumps(Windows):
 
     @classmethod
     def root(cls, total_mass: Tensor) -> Tensor:
-        """The length that a mass has."""
+        """Return the norm of a perturbation with this mass."""
         return total_mass.sqrt() if cls.power == 2 else total_mass
 
     def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
@@ -180,13 +180,14 @@ class Bumps(Windows):
 
     @staticmethod
     def size(query: int, height: int, width: int) -> int:
-        """Bumps are odd and no smaller than 3, where the image is not smaller."""
+        """Return an odd side of at least 3, but at most the side of the image."""
         return min(max(Windows.size(query, height, width), 3) | 1, height, width)
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
-        """Bumps side by side, each turned or not, with a sign for each channel.
+        """Return bumps side by side, each transposed or not, with a sign for each channel.
 
-        Tiles have a fifth of the shorter side, and as many as fit are centered, as published for square images.
+        A tile is a fifth as long as the shorter side. As many tiles as fit are centered, as in the published code for
+        square images.
         """
         n, n_channels, height, width = x_BCHW.shape
         size = max(1, min(height, width) // 5)
@@ -204,10 +205,10 @@ class Bumps(Windows):
         return self._on_sphere(x_BCHW, delta)
 
     def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
-        """Move mass from one window to another, where it takes the shape of a bump.
+        """Move mass from a source window to a target window, where it takes the shape of a bump.
 
-        In each channel the window becomes the sum of a bump of random sign and of its old content, scaled to length 1
-        each; it gets the mass of both windows together, plus its share of what the radius leaves unspent.
+        In each channel, the target becomes the sum of a bump with a random sign and of its old content, each scaled to
+        length 1. Its new mass is that of both windows plus the channel's share of the mass that the radius leaves.
         """
         size, delta = self.size_Q[query], state.x_best - state.x
         window, rows, columns = self._window(draws, ROW, COLUMN, size)
@@ -229,29 +230,29 @@ class Bumps(Windows):
         return (x + delta / (per_image(self.ball.length(delta), delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
 
     def _length(self, mass: Tensor, n_channels: int) -> Tensor:  # noqa: ARG002
-        """How long a window's bump is that gets a mass."""
+        """Return the length of a window that gets this mass."""
         return self.root(mass)
 
     @classmethod
     def bump(cls, size: int) -> Tensor:
-        """Two pyramids of opposite sign, one above the other, of norm 1 together; (size, size)."""
+        """Return two pyramids of opposite sign, one above the other, with norm 1 together; (size, size)."""
         upper = size // 2
         both = torch.cat([cls._pyramid(upper, size), -cls._pyramid(size - upper, size)])
         return both / cls.root(cls.mass(both).sum())
 
     @classmethod
     def _pyramid(cls, height: int, width: int) -> Tensor:
-        """Sum of rectangles around the center, the k-th at distance k or less with weight 1 / (k + 1)^falls, norm 1."""
+        """Return a sum of rectangles, of norm 1; the k-th reaches distance k and has the weight 1 / (k + 1)^falls."""
         steps = max(height, width) // 2 + 1
         weights = 1.0 / torch.arange(1, steps + 1, dtype=torch.float32).pow(cls.falls)
-        height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the rectangles that reach so far
+        height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the sum of the rectangles that contain it
         rows, columns = (torch.arange(height) - height // 2).abs(), (torch.arange(width) - width // 2).abs()
         pyramid = height_at[torch.maximum(rows[:, None], columns[None])]
         return pyramid / cls.root(cls.mass(pyramid).sum()) if height else pyramid
 
 
 class BumpsInL1(Bumps):
-    """L1: the same with sums of absolute values, bumps that fall faster, and points projected on ball and box."""
+    """L1: the same, but mass is a sum of absolute values, bumps fall faster, and points are projected exactly."""
 
     power = 1
     falls = 4
@@ -260,7 +261,7 @@ class BumpsInL1(Bumps):
         return project_on_l1(x + delta, x, self.ball.eps * (1 - 1e-6))  # as published
 
     def _length(self, mass: Tensor, n_channels: int) -> Tensor:
-        """As published each channel gets what is all channels' share; the projection takes back what is too much."""
+        """Return the mass of all channels for each channel, as published; the projection corrects the sum."""
         return mass * n_channels
 
 
@@ -283,7 +284,7 @@ class Square(Attack):
         return budget.n_queries + 1, 0
 
     def runs(self) -> Sequence[Run]:
-        """Return one search; in bfloat16 small changes of the loss, which it follows, are lost in rounding."""
+        """Return one search, with a float32 repeat, because rounding in bfloat16 hides small changes of the loss."""
         setting = self.setting
         stepper = SquareSteps(setting.threat, setting.seed, setting.budget.n_queries, self.loss_of)
         return with_float32_repeats([Run(self.name, self.name, stepper)], setting)
@@ -294,7 +295,7 @@ class Square(Attack):
     norms=("Linf", "L2", "L1"), order=7, gradients=False,
 )  # fmt: skip
 class SquareMargin(Square):
-    """The black-box MMAA (paper, appendix D): a window is kept where it lowers the signed margin itself."""
+    """The black-box MMAA (paper, appendix D): a change is kept if it lowers the signed margin itself."""
 
     name = "square-margin"
     loss_of = "probabilities"

@@ -1,12 +1,13 @@
 """The straight-through estimator for code that cuts the gradient (BPDA with the identity, Athalye et al. 2018).
 
-Rounded pixels, quantization, JPEG and hard thresholds have a gradient of zero or none, so an attack that follows it is
-blind. One forward and backward pass shows where the gradient stops: between the last input or output of a module that
-it does not reach and the next one that it reaches. The values there stay, and the backward pass becomes the identity.
+Rounded pixels, quantization, JPEG and hard thresholds have no gradient or a gradient of zero, so gradient attacks
+cannot succeed. One forward and backward pass shows where the gradient stops: between the last input or output of a
+module without a gradient and the next one that has a gradient. There, the forward pass does not change, and the
+backward pass becomes the identity.
 
-The search finds modules and code in a `forward`, if the tensors before and after the cut have the same shape, flattened
-or not. It does not find gradients that are small but not zero, thresholds that cut some entries of a tensor, a cut with
-a path around it, or functions that are not torch modules.
+The search finds cuts in modules and in a `forward`, if the tensors before and after the cut have the same shape or
+differ only by flattening. It does not find gradients that are small but not zero, thresholds that cut some entries of a
+tensor, a cut with a path around it, or functions that are not torch modules.
 
 Shapes: B images of C x H x W.
 """
@@ -21,14 +22,14 @@ from ..acceleration.gradient_copy import frozen_copy
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
-_MOST_CUTS = 8  # one after the other
+_MOST_CUTS = 8  # the search ends after this many
 _N_TRIED = 4  # images of random pixels
 
 
 def straight_through(model: nn.Module) -> nn.Module:
-    """Give everything in the model that cuts the gradient an identity backward pass; the logits do not change.
+    """Return the model with an identity backward pass through each cut of the gradient; the logits do not change.
 
-    The cuts are searched in the first pass that takes a gradient, on a few images of random pixels. The result for a
+    The first pass that takes a gradient searches for the cuts, on a few images of random pixels. The result for a
     mixed classifier is a mixed classifier whose two base classifiers let the gradient through.
 
     Args:
@@ -57,8 +58,8 @@ def straight_through(model: nn.Module) -> nn.Module:
 class StraightThrough(nn.Module):
     """A network whose cuts have an identity backward pass.
 
-    A cut lies between two inputs or outputs of modules. `cuts` maps its end to its beginning; it is None until the
-    first pass that takes a gradient.
+    A cut lies between two inputs or outputs of modules. `cuts` maps the end of each cut to its beginning, and is None
+    until the first pass that takes a gradient.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -71,7 +72,8 @@ class StraightThrough(nn.Module):
         """Return the network's logits, (B, K)."""
         if not (torch.is_grad_enabled() and x_BCHW.requires_grad):
             return self.network(x_BCHW)  # type: ignore[no-any-return]
-        # The hooks come and go with each pass. As a decorator, `disable` would import the compiler in every process.
+        # The compiler does not support hooks that change with each pass. As a decorator, `disable` would import the
+        # compiler in every process.
         return torch.compiler.disable(self._pass)(x_BCHW)  # type: ignore[no-untyped-call, no-any-return]
 
     def _pass(self, x_BCHW: Tensor) -> Tensor:
@@ -81,10 +83,7 @@ class StraightThrough(nn.Module):
 
 
 def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
-    """Return the places where the gradient to the images stops, beginning with the one nearest to the logits.
-
-    A few images of random pixels of the given shape show them.
-    """
+    """Return the cuts (end -> beginning) that a few images of random pixels show, from the logits to the images."""
     pixels_BCHW = torch.rand(_N_TRIED, *like_BCHW.shape[1:], generator=torch.Generator().manual_seed(0)).to(like_BCHW)
     frozen = frozen_copy(network)  # so that a tensor has a gradient only if it depends on the images
     cuts: dict[str, str] = {}
@@ -114,8 +113,8 @@ def _with_identities(
 ) -> Tensor:
     """Return the logits, with an identity backward pass through the cuts.
 
-    `seen` gets a copy of the first input and of the output of each module, in the order of the pass; the gradient of a
-    copy is that of one module alone.
+    The function adds copies of the first input and of the output of each module to `seen`, in the order of the pass.
+    Each copy has its own gradient, even if two modules share a tensor.
     """
     beginnings: dict[str, Tensor] = {}
 

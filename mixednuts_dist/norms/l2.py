@@ -8,7 +8,7 @@ from .ball import TINY, Ball, per_image
 
 @NORMS("L2", describes="Euclidean norm of all changes: at most eps", order=2, usual="0.5 on CIFAR-10")
 class L2(Ball):
-    """Steps along the gradient; points outside of the ball are scaled back to the sphere.
+    """L2: steps follow the gradient, and points outside of the ball are scaled back to the sphere.
 
     Example:
         >>> import torch
@@ -17,9 +17,9 @@ class L2(Ball):
     """
 
     def length(self, delta_BCHW: Tensor) -> Tensor:
-        """Root of the sum of squares, (B,)."""
+        """Return the root of the sum of squares, (B,)."""
         return delta_BCHW.flatten(1).square().sum(dim=1).sqrt()
 
     def steepest(self, grad_BCHW: Tensor) -> Tensor:
-        """By Cauchy and Schwarz <g, d> <= |g| |d|, with equality for d = g / |g|."""
+        """Return g / |g|: by Cauchy and Schwarz, <g, d> <= |g| |d|, with equality in this direction."""
         return grad_BCHW / (per_image(self.length(grad_BCHW), grad_BCHW) + TINY)

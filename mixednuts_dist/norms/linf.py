@@ -15,7 +15,7 @@ from .random import uniform
     in_255ths=True,
 )  # fmt: skip
 class Linf(Ball):
-    """The ball and the box together are one interval a pixel, [low, high].
+    """Linf: the ball and the box together are one interval per pixel, [low, high].
 
     Example:
         >>> import torch
@@ -24,15 +24,15 @@ class Linf(Ball):
     """
 
     def length(self, delta_BCHW: Tensor) -> Tensor:
-        """The largest change of a pixel, (B,)."""
+        """Return the largest change of a pixel, (B,)."""
         return delta_BCHW.flatten(1).abs().amax(dim=1)
 
     def steepest(self, grad_BCHW: Tensor) -> Tensor:
-        """Every pixel moves by 1 against or along its gradient: <g, d> <= |g|_1, with equality for d = sign(g)."""
+        """Return sign(g): <g, d> <= |g|_1 for all d of length 1, with equality for d = sign(g)."""
         return grad_BCHW.sign()
 
     def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-        """The nearest point, pixel by pixel."""
+        """Return the nearest point, which each pixel determines alone."""
         inside_BCHW = torch.min(torch.max(x_adv_BCHW, x_BCHW - self.eps), x_BCHW + self.eps)
         return inside_BCHW.clamp(0.0, 1.0)
 
@@ -43,9 +43,9 @@ class Linf(Ball):
     def ascend(
         self, x: Tensor, x_adv: Tensor, direction: Tensor, step: Tensor, weight: Tensor, displacement: Tensor
     ) -> Tensor:
-        """The same in place, for few passes over the pixels, with the bits of the published operations.
+        """Return the same point with fewer passes over the pixels and the same bits as the published operations.
 
-        Only what multiplies exactly, by a sign or a quarter, is fused with a sum.
+        Only exact products, with a sign or with 1/4, are fused with a sum.
         """
         low, high = (x - self.eps).clamp_(min=0), (x + self.eps).clamp_(max=1)
         z = torch.addcmul(x_adv, direction, step).clamp_(low, high)

@@ -1,7 +1,7 @@
 """Random numbers that depend on a key and a counter alone: SplitMix64 (Steele et al. 2014) used as a hash.
 
-All random numbers of the attacks come from here. They are computed where the images are, and no generator has to be
-stored or advanced: an image's numbers follow from its key, whatever else is in the batch.
+All random numbers of the attacks come from here. They are computed on the device of the images. No generator has a
+state: the key of an image determines its numbers, and the rest of the batch has no influence.
 
 Shapes: B keys, int64.
 """
@@ -19,13 +19,13 @@ _KEYS_AT_ONCE = 16  # bounds the memory of the 64-bit integers
 
 
 def key_number(*key: object) -> int:
-    """Return a number in 0 .. 2^63 - 1 that depends on the parts of a key alone, on every platform."""
+    """Return a number in 0 .. 2^63 - 1 that depends only on the parts of the key, and is the same on all platforms."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def keys_of(x_BCHW: Tensor, key: int) -> Tensor:
-    """Return a key per image, (B,), that depends on `key` and the pixels alone."""
+    """Return a key per image, (B,), that depends only on `key` and the pixels."""
     values_BD = x_BCHW.float().flatten(1).contiguous().view(torch.int32).long()
     weights_1D = hashed(torch.tensor([key], device=x_BCHW.device), 0, values_BD.shape[1])
     # Integer addition wraps around, so the result does not depend on summation order.
@@ -42,7 +42,7 @@ def hashed(keys_B: Tensor, first: Tensor | int, n: int) -> Tensor:
 
 
 def below(draws: Tensor, limit: Tensor) -> Tensor:
-    """Map hashes to integers in [0, limit), and to 0 if the limit is 0, by their upper 31 bits."""
+    """Map the upper 31 bits of hashes to integers in [0, limit), or to 0 if the limit is 0."""
     return (_shifted(draws, 33) * limit) >> 31
 
 
@@ -70,5 +70,5 @@ def _by_parts(keys_B: Tensor, drawn: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shift right with zeros coming in; torch's own shift copies the sign."""
+    """Shift right and fill with zeros; torch's own shift copies the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
