@@ -59,7 +59,7 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
 def read_yaml(text: str, source: str) -> Any:
     """Return the value of a YAML text. Raises as `read_yaml_file`, with messages that begin with `source`."""
     try:
-        return yaml.load(text, _Loader)
+        return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context

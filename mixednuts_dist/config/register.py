@@ -16,12 +16,14 @@ import difflib
 import functools
 import hashlib
 import importlib
+import importlib.util
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError, InvalidInputError
@@ -177,20 +179,27 @@ def _load(path: Path) -> str:
     return sha256
 
 
+class _SourceOnly(SourceFileLoader):
+    """Read the source. The bytecode cache misses an edit in the same second that keeps the file's size."""
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def import_file(name: str, path: Path) -> ModuleType:
     """Import a Python file as the module `name`, under which other processes unpickle its objects.
-
-    No bytecode is cached: the cache misses an edit in the same second that keeps the file's size.
 
     Raises:
         ImportError: if it is not a Python file, or another error that the file raises.
     """
     if path.suffix != ".py":
         raise ImportError(f"{path} is not a Python file")
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = str(path)
+    loader = _SourceOnly(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+        loader.exec_module(module)
     except BaseException as error:
         _forget(name)
         folder = path.resolve().parent
