@@ -62,8 +62,9 @@ def autoattack(
             f_aux).
         seed: fixes the random starts, together with `sample_ids`.
         budget: iterations, targets and queries per image.
-        batch_size: rows of every pass; 64 by default, more for small networks on a CPU. It is halved if memory runs
-            out. Another batch size changes an image's result by rounding.
+        batch_size: rows of every pass; by default up to 64 on a CPU (128 for small networks) and 256 on a GPU. On a
+            GPU, float32 passes have 16 rows. The call halves the rows if memory runs out. Another batch size changes an
+            image's result by rounding.
         eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
             draws at the best points decide (`draws.py`).
         cached_BCHW: known adversarial examples, one per image, tried first as the attack "warm-start". They have to lie

@@ -90,8 +90,8 @@ class Setting:
         again from other starts, the joint attack attacks it, and float32 runs repeat the runs of a lower precision.
 
         The margin minus `slack` has to be below `BORDERLINE` times the clean margin, which counts as at least 0.1. If
-        a mixed classifier has a one-hot standard classifier that votes against the label, the margin is at most
-        2 alpha - 1, even if the robust classifier is certain. For such classifiers the limit is at most half of that.
+        T = 0 and the standard classifier of a mixed classifier votes against the label, the margin is at most
+        2 alpha - 1, even if the robust classifier is certain. Therefore, the limit is at most half of that if T = 0.
         Otherwise, every image with such a vote could be borderline.
         """
         limit, mixed = BORDERLINE * max(image.clean_margin, _LEAST_REFERENCE), self.model

@@ -63,7 +63,7 @@ class Draws:
         return [Outputs(logits) for logits in _drawn(self.model, rows, seeds).chunk(self.n)]
 
     def _seeds(self, x_BCHW: Tensor, use: int, first: int) -> Tensor:
-        """(n B,) int64, in the order of the rows; at least 0."""
+        """Return the seeds of the rows, (n B,) int64, at least 0."""
         keys_B = keys_of(x_BCHW, key_number(self._seed, use))
         return (hashed(keys_B, first, self.n) & torch.iinfo(torch.int64).max).t().flatten()
 

@@ -1,8 +1,8 @@
 """The joint attack on mixed classifiers, for images that the attacks on the surrogate do not break.
 
 If the standard classifier is one-hot (T = 0), class k beats the label y if it is the standard classifier's class and
-the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise if one of these
-conditions comes closer and the other one does not. The loss "joint" is largest only if both conditions hold.
+the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise while one of
+these conditions comes closer and the other one moves away. The loss "joint" is largest only if both conditions hold.
 
 At the best points, the standard classifier's class has just changed to k. The loss has a kink there, and APGD halves
 its step too early and stays on one side. Therefore, the steps of this attack have a fixed schedule: they follow the

@@ -81,7 +81,7 @@ class SquareSteps(Stepper[SquareState]):
 
 
 def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:
-    """(S, 5 + C) int64, uniform over all 64 bits; the columns are `ROW` ... `SIGNS`."""
+    """Return (S, 5 + C) int64, uniform over all 64 bits; the columns are `ROW` ... `SIGNS`."""
     n_draws = SIGNS + n_channels
     return hashed(keys_S, query_S * n_draws, n_draws)
 

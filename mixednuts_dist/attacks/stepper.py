@@ -14,7 +14,7 @@ The contract:
 - Random numbers come from `norms/random.py`, keyed by (seed, attack, restart, sample id): `StartBatch.keys` or
   `StartBatch.random_start`.
 - `ask` may be called again with the same state after memory ran out, so it must not change the state. It may
-  return an array of the state. The points lie in the ball and in [0, 1]; an attack that also searches outside of the
+  return an array of the state. The points lie in the ball and in [0, 1]. An attack that also searches outside of the
   ball (FAB) declares `stays_inside = False`, and the batch then keeps only points inside.
 - `tell` changes the state, but does not read from a GPU (`bool(tensor)`, `nonzero`, `.cpu()`), because reading makes
   the host wait. On a CPU, such shortcuts are free (`losses.anyone`). A slot whose run is over may take a few more steps

@@ -17,9 +17,8 @@ and `in_255ths` (messages write a radius as a fraction of 255). Write literals, 
 source to check a configuration without torch.
 
 `length` and `steepest` are enough. Override `project`, `noise`, `random_start` or `ascend` if the defaults do not suit
-the norm.
-APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and their
-register entries list the norms that they support, so they reject a new norm.
+the norm. APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and
+their register entries list the norms that they support, so a new norm is rejected.
 
 Shapes: B images of C x H x W.
 """

@@ -25,7 +25,7 @@ class L1(Ball):
     rounding = 1e-5  # the pixels' roundings add up
 
     def length(self, delta_BCHW: Tensor) -> Tensor:
-        """Sum of absolute values, (B,)."""
+        """Return the sum of absolute values, (B,)."""
         return delta_BCHW.flatten(1).abs().sum(dim=1)
 
     def steepest(self, grad_BCHW: Tensor) -> Tensor:
