@@ -1,4 +1,4 @@
-"""The keys of attacks: the threat model, and what MMAA and the adaptive AutoAttack may spend."""
+"""The keys of attacks: the threat model, and the settings and budgets of MMAA and of the adaptive AutoAttack."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from .versions import FAST, version_named
 
 
 class ThreatConfig(Section):
-    """The threat model, as `ThreatModel`."""
+    """The threat model; see `ThreatModel`."""
 
     norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="Norm of the perturbation.")
     eps: Annotated[float, BeforeValidator(read_fraction)] = Field(
@@ -106,7 +106,7 @@ class EvaluateConfig(Section):
             named, fast = version.attacks, content.get("preset") == "fast"
             if tuple(content.get("attacks", named)) != named or fast:
                 other = "preset: fast" if fast else "attacks"
-                raise ValueError(f"version: {content['version']} defines which attacks run; leave it or {other} out")
+                raise ValueError(f"version: {content['version']} defines which attacks run. Remove version or {other}")
             content = {"eot": version.eot, **content, "attacks": named}
         return {**FAST, **content} if content.get("preset") == "fast" else content
 
@@ -121,5 +121,7 @@ class EvaluateConfig(Section):
     @model_validator(mode="after")
     def _runs(self) -> "EvaluateConfig":
         if "joint" in self.attacks and not self.joint_starts:
-            raise ValueError("joint_starts=0 leaves the attack 'joint' out; give it at least 1 or do not name it")
+            raise ValueError(
+                "joint_starts=0 disables the attack 'joint'. Set it to at least 1, or remove 'joint' from attacks"
+            )
         return self

@@ -28,7 +28,7 @@ class ComputeConfig(Section):
     def _at_most_one(cls, value: float | None) -> float | None:
         if value is not None and value > 1:
             raise ValueError(
-                f"{value:g} GPUs per worker: each would hold {value:g} and compute on one; give 1, and num_workers"
+                f"{value:g} GPUs per worker: each would hold {value:g} and compute on one. Set 1, and more num_workers"
             )
         return value
 

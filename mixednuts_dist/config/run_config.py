@@ -186,7 +186,7 @@ class RunConfig(Section):
         if redacted(storage) != storage or (separator and "?" in place):
             raise ValueError("credentials and queries do not belong in it: set them in the environment or a profile")
         if not storage.strip() or (separator and not place.strip("/") and protocol != "memory"):
-            raise ValueError("names no place; give a folder or s3://bucket/prefix")
+            raise ValueError("does not name a folder or bucket; give a folder or s3://bucket/prefix")
         return storage
 
     @model_validator(mode="after")

@@ -79,7 +79,7 @@ _WIDENINGS = 16
 
 
 class SearchConfig(Section):
-    """Algorithm 1 over the cached logits."""
+    """Algorithm 1 over the stored logits."""
 
     criterion: CriterionName = Field(
         default="exact",

@@ -36,7 +36,7 @@ from .config_file import shortened
 from .register import CLASSIFIERS, DATASETS, Entry, Register
 
 PREPROCESS = re.compile(r"(?=.)(?:(?P<cubic>Bicubic)?Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")
-_KINDS: dict[str, tuple[str | re.Pattern[str], str]] = {  # what a value must match, and what is wrong with another one
+_KINDS: dict[str, tuple[str | re.Pattern[str], str]] = {  # kind -> what a value must match, and the message otherwise
     "any": ("(?s).*", ""),
     "nothing": ("", "is too much"),
     **dict.fromkeys(("text", "file", "folder", "place"), ("(?s).+", "")),  # a place is a folder or a URI

@@ -174,7 +174,7 @@ def _private_settings() -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Restore the caller's signal handlers after the block, which starts Ray: Ray installs a handler for SIGTERM.
+    """Restore the caller's signal handlers after the block, in which Ray installs a handler for SIGTERM.
 
     Ray's handler calls `sys.exit(SIGTERM)`; the signal is then raised again for the caller's handler.
     """

@@ -76,7 +76,7 @@ class Executor:
 
     def __init__(self, address: str | None = None) -> None:
         self.address = address
-        self.report: Callable[[str], None] = logger.info  # called before slow operations
+        self.report: Callable[[str], None] = logger.info  # called with a message before slow operations
         self.n_users = 0  # number of `executing` blocks that use this executor now
         self._idle: list[tuple[WorkerSpec, PoolSettings, Worker]] = []  # kept from one stage to the next
 

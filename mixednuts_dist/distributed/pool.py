@@ -41,10 +41,10 @@ class _Slot:
     fresh: bool  # started for this stage
     place: Place | None = None  # unknown until the first call returns
     pass_seconds: float | None = None  # per image and forward pass; None until the worker is ready
-    call: "Future[Any] | None" = None  # the open call
+    call: "Future[Any] | None" = None  # the call that has not completed yet
     method: str = ""  # the last call
-    partition: Partition | None = None  # the argument of the open call
-    since: float = 0.0  # monotonic time when the open call began
+    partition: Partition | None = None  # the argument of `call`
+    since: float = 0.0  # monotonic time at which the last call began
     n_prefetched: int = 0
 
     @property

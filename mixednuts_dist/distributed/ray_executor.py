@@ -188,8 +188,8 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
         options = " and ".join(f"compute.{name}={value}" for name, value in placement.items())
         raise ClusterError(
             f"the cluster has {cores:g} cores and {gpus:g} GPUs{options and f' on nodes with {options}'}, and a worker "
-            f"wants {num_cpus:g} and {gpus_each:g}: if the cluster grows, set compute.num_workers to the GPUs that it "
-            "may grow to, and compute.num_gpus=1"
+            f"needs {num_cpus:g} and {gpus_each:g}. If the cluster grows, set compute.num_workers to the most GPUs "
+            "that it may have, and compute.num_gpus=1"
         )
     return PoolSettings.of(compute, num_workers or room, gpus_each, placement=placement)
 

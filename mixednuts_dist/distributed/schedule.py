@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_OVERDUE = 2 * PATIENCE_SECONDS  # every partition may take this long, because the storage may be unavailable
 PREFETCHED = 2  # partitions that are reserved for a worker in addition to the current one
-SHARES = 1.5  # partitions are reserved only while this many times as many are left for each other worker
+SHARES = 1.5  # partitions are reserved only while `SHARES * (1 + PREFETCHED)` are left for each of the other workers
 MAX_LOST_MACHINES = 10  # a partition is quarantined after this many machines were lost while they computed it
 HOPELESS = 2  # a stage ends after this many times `max_tries` failures without any success
 MOST_TRIES = 3  # a partition that fails on only one of several nodes is quarantined after `MOST_TRIES * max_tries`

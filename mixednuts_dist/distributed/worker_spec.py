@@ -35,7 +35,7 @@ class WorkerSpec:
     n_threads: int
     precision: PrecisionChoice = "fp32"
     compile: bool = False
-    random: bool = False  # the classifiers need not repeat their logits
+    random: bool = False  # whether the classifiers are random (`evaluate.eot`)
     n_classes: int | None = None  # None if the driver has not run the classifiers
     working_folder: str = ""  # the driver's working folder, in which relative paths start
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver

@@ -85,9 +85,9 @@ class Grid:
         return replace(self, **grown, widenings=self.widenings + 1) if grown else None
 
     def beyond(self, axis: str, edge: float) -> tuple[float, ...]:
-        """Return half as many values beyond an end of "scales", "powers" or "biases", within `WIDEST`.
+        """Return half as many new values as an axis has, beyond its end `edge` and within `WIDEST`.
 
-        They are as far apart as the last two: by their ratio for scales, and by their difference for the others.
+        The spacing is that of the last two values: their ratio for scales, and their difference for powers and biases.
         """
         values, (low, high), ratio = getattr(self, axis), WIDEST[axis], axis == "scales"
         nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge), default=edge)
@@ -105,8 +105,8 @@ class Grid:
 def kept_images(beta: float, n_images: int) -> int:
     """Return the smallest number of images whose exact share of `n_images` is at least `beta`, and at least 1.
 
-    `beta` counts as the decimal that it prints as: 0.985 of 200 is 197, whatever its binary digits. beta = 0 constrains
-    nothing; one image is kept then, so that the margin threshold is the largest margin.
+    `beta` is taken as the decimal number that Python prints: 0.985 of 200 is 197, whatever its binary digits. beta = 0
+    requires no image; one image is kept then, so that the margin threshold is the largest margin.
 
     >>> kept_images(0.985, 714)  # 703 of 714 would be a share of 0.98459
     704

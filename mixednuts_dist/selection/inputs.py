@@ -26,7 +26,7 @@ class AttackedPoints:
 
     rob_logits_PK: Tensor  # raw logits of the robust classifier
     image_P: Tensor  # int64: the row of the image in the tables with one row per image
-    std_pred_P: Tensor  # int64: classes of the standard classifier; for the label, the signed margin counts
+    std_pred_P: Tensor  # int64: classes of the standard classifier; if one is the label, the signed margin is used
 
     def __len__(self) -> int:
         return len(self.image_P)

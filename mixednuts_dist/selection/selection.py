@@ -273,7 +273,7 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | N
 
 
 def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Tensor) -> Choice | None:
-    """Return the best candidate of the beta with this index, of those that are left."""
+    """Return the best of the candidates in `left` at the beta with this index, or None if there is none."""
     if not bool(left.any()):
         return None
     log_cutoffs, counts, kept = (values[beta] for values in scores)

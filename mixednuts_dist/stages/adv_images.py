@@ -107,7 +107,10 @@ class VerifyAdvImages(Stage):
         return rows, evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
 
     def outcomes(self, opened: Run) -> list[Outcome]:
-        """Count the images on which each classifier is correct; for the last one, only those robust in `evaluate`."""
+        """Count the images on which each classifier is correct.
+
+        For the last classifier, the images must also be robust in the evaluation, if it has finished.
+        """
         rows, evaluated_N = self._rows(opened)
         robust_NM = rows["clean_right"] & rows["right"]
         if evaluated_N is not None:

@@ -73,7 +73,7 @@ def choose(opened: Run, rows: CachedLogits, executor: Executor) -> tuple[SearchR
 
 
 def _scoring(opened: Run, rows: CachedLogits, criterion: Criterion, executor: Executor) -> Scoring:
-    """Return how a grid is scored: by the executor (a Tune job on Ray) or in this process."""
+    """Return the function that scores a grid: with the executor (in a Tune job on Ray), or in this process."""
     config, here, on_tune = opened.config, partial(score_candidates, criterion), None
     if config.search.tune:
         extensions = load_extensions(config.extensions)

@@ -59,7 +59,7 @@ class Evaluate(Stage):
         return {self.model_name(opened.config): (forward * draws, backward * draws)}
 
     def costs(self, opened: Run) -> Mapping[Partition, float] | None:
-        """Return the expected cost per partition: the first, cheap attack breaks most images that MMAA broke."""
+        """Return the expected cost per partition. Images that MMAA broke are cheap: the first attack breaks most."""
         if opened.config.std is None:
             return None
         attacked = finished_partitions(opened.searched, "attack", opened.attack_content_hash)

@@ -61,7 +61,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         if by_gradient and role in masked:
             raise BaseClassifierError(
                 f"{role}={source!r} has no gradient. Wrap it in mixednuts_dist.straight_through if a module rounds or "
-                "quantizes, or set attack.method: square for margins from its answers alone."
+                "quantizes, or set attack.method: square to compute margins from queries alone."
             )
         checksums[role] = classifier_checksum(model, source)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:

@@ -44,7 +44,7 @@ class Run:
     config: RunConfig
     store: Store  # for the run's own files, `<storage>/<name>/runs/<run id>`
     inputs: Inputs
-    first: int | None = None  # only the partitions with the first this many images count; None for all
+    first: int | None = None  # only the partitions that hold the first `first` images count; None for all
 
     @functools.cached_property
     def rows(self) -> Store:

@@ -190,7 +190,7 @@ class Certified:
 
     claim: str  # sentences on what a certificate guarantees, and with which confidence
     norm: str
-    radii: Mapping[float, str]  # the configured radii, rising, with their labels
+    radii: Mapping[float, str]  # the configured radii in ascending order -> their labels
     by_beta: Mapping[float, tuple[int, ...]]  # beta -> number of images at each of `radii`
     by_radius: Mapping[str, Sequence[tuple[float, int]]]  # "rob" and "mixed" -> (radius, number of images)
     reach: Sequence[float]  # by sample id, the largest certified radius of the deployed classifier; 0 for none
@@ -232,7 +232,7 @@ def stage_of(config: RunConfig, name: str) -> Stage:
     """
     kind, keys = STAGES.get(name), config.section(name)
     if keys is None:
-        raise InvalidInputError(f"{config.name} does not ask for the stage {name!r}; give it the key `{name}: {{}}`")
+        raise InvalidInputError(f"{config.name} does not request the stage {name!r}. Give it the key `{name}: {{}}`")
     stage: Stage = kind(name, keys)
     return stage
 

@@ -58,5 +58,5 @@ def _problem(path: str, content: bytes) -> str | None:
         if not isinstance(values, dict) or "digest" in values or path.endswith("selected.json"):
             read_signed_json(content)
     except ValueError as error:
-        return f"it is not as written: {error}"
+        return f"it is damaged: {error}"
     return None

@@ -65,7 +65,10 @@ def rows_among(sample_ids: Tensor, partition: Partition) -> Tensor:
 
 
 def partition_size_of(n_images: int, configured: int | None) -> int:
-    """Return the images per partition: as configured, or 16 for small sets, so that progress is visible, or 32."""
+    """Return the configured number of images per partition or, by default, 32, and 16 for up to 512 images.
+
+    The smaller partitions make the progress of small runs visible.
+    """
     return configured or (_SMALL_SIZE if n_images <= _SMALL_SET else _SIZE)
 
 

@@ -145,7 +145,7 @@ def test_cluster_without_room_asks_for_its_final_size(monkeypatch: pytest.Monkey
     with pytest.raises(ClusterError, match=r"0 cores and 0 GPUs on nodes with compute\.accelerator_type=A100, and"):
         pool_settings(ComputeConfig(accelerator_type="A100"))
     monkeypatch.setattr(ray, "nodes", lambda: CORES)
-    with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
+    with pytest.raises(ClusterError, match=r"0 GPUs, and a worker needs 1 and 1. .*set compute\.num_workers"):
         pool_settings(ComputeConfig(num_gpus=1))
     assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
     assert pool_settings(ComputeConfig()).n_workers == 4

@@ -60,7 +60,7 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
         ("search.biases", {"min": 1, "max": 0}, "min=1 is above max=0"),
         ("evaluate.attacks", ["apgd"], "apgd-ce.*'apgd'"),
         ("evaluate.attacks", ["square", "square"], "'square' occurs twice"),
-        ("evaluate", {"attacks": ["joint"], "joint_starts": 0}, "joint_starts=0 leaves the attack 'joint' out"),
+        ("evaluate", {"attacks": ["joint"], "joint_starts": 0}, "joint_starts=0 disables the attack 'joint'"),
         ("search.scales", {"min": 1, "max": 2, "count": 100_000_000_000}, "search.scales.count.*1000.*100000000000"),
         ("search.scales", {"min": 1, "max": 1e300}, "search.scales.max.*1000000000.*1e[+]300"),
         ("search.powers", list(range(1, 1002)), "search.powers.*at most 1000 items.*1001"),
@@ -212,8 +212,8 @@ def test_all_betas_contain_the_deployed_one() -> None:
         ("s3://key:sekret@bucket/x", r"storage: credentials .* \(value 's3://...@bucket/x'\)"),
         ("http://user:sekret@127.0.0.1:9/x", "storage: credentials .* 'http://...@127.0.0.1:9/x'"),
         ("http://host/x?token=sekret", r"storage: credentials .* 'http://host/x\?token=...'"),
-        ("s3://", "storage: names no place; give a folder or s3://bucket/prefix"),
-        (" ", "storage: names no place"),
+        ("s3://", "storage: does not name a folder or bucket; give a folder or s3://bucket/prefix"),
+        (" ", "storage: does not name a folder or bucket"),
     ],
 )
 def test_storage_with_a_secret_or_without_a_place_raises(tmp_path: Path, storage: str, told: str) -> None:

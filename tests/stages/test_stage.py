@@ -123,7 +123,7 @@ def test_stage_is_added_to_a_finished_run(asking: Callable[..., RunConfig], loca
     other = asking(std=None, flip={"axis": -2})
     stage_of(other, "flip").run(other, executor=local_executor, progress=watcher)
     assert len(watcher.computed) == 3, "other keys have rows of their own"
-    with pytest.raises(InvalidInputError, match=r"does not ask for the stage 'flip'; give it the key `flip: \{\}`"):
+    with pytest.raises(InvalidInputError, match=r"does not request the stage 'flip'. Give it the key `flip: \{\}`"):
         stage_of(without, "flip")
 
 
