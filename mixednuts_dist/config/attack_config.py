@@ -33,8 +33,8 @@ class AttackConfig(Section):
 
     method: Literal["apgd", "square"] = Field(
         default="apgd",
-        description="Method of MMAA. `apgd` uses gradients; `square` uses queries alone, for a robust classifier "
-        "without gradients.",
+        description="Method of minimum-margin AutoAttack (MMAA). `apgd` uses gradients, and `square` uses only "
+        "queries, for a robust classifier without gradients.",
     )
     n_iter: Positive = Field(default=100, description="Iterations of APGD-CE and of each target of APGD-T.")
     n_target_classes: Positive = Field(
@@ -72,8 +72,8 @@ class EvaluateConfig(Section):
     )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer",
-        description="`transfer` uses the loss and the gradient of the surrogate; `bypass` uses the loss of the mixed "
-        "classifier and the gradient of the surrogate.",
+        description="Source of the loss. `transfer` uses the surrogate, a smooth approximation of the mixed "
+        "classifier. `bypass` uses the mixed classifier. Both use the gradient of the surrogate.",
     )
     n_iter: Positive = Field(default=100, description="Iterations of APGD and FAB.")
     n_target_classes: Positive = Field(default=9, description="Target classes of APGD-T and FAB-T.")

@@ -55,7 +55,9 @@ class ComputeConfig(Section):
     compile: bool = Field(
         default=False, description="Compute gradients with torch.compile, which changes their last bits."
     )
-    max_tries: Positive = Field(default=3, description="Failures of a partition before it is quarantined.")
+    max_tries: Positive = Field(
+        default=3, description="Failures of a partition after which the run gives it up (quarantines it)."
+    )
     start_seconds: float = Field(
         default=1800,
         gt=0,

@@ -86,19 +86,22 @@ class SearchConfig(Section):
         description="`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and "
         "`paper-interpolated` is Algorithm 1 with the quantile of the reference code.",
     )
-    clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation.")
+    clamp: ClampName = Field(default="gelu", description="Clamp in the logit transformation M.")
     ln_k: Width | None = Field(
         default=None,
         description="Number of largest logits to which LayerNorm applies, also under attack. By default, all logits, "
         "but at most 250.",
     )
     scales: Annotated[Grid, AfterValidator(_positive)] = Field(
-        default=RangeConfig(min=0.05, max=5, spacing="log"), description="Candidates of s, as a range or a list."
+        default=RangeConfig(min=0.05, max=5, spacing="log"),
+        description="Candidates of the scale s, as a range or a list.",
     )
     powers: Annotated[Grid, AfterValidator(_positive)] = Field(
-        default=RangeConfig(min=1, max=4), description="Candidates of p, as a range or a list."
+        default=RangeConfig(min=1, max=4), description="Candidates of the power p, as a range or a list."
     )
-    biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="Candidates of c, as a range or a list.")
+    biases: Grid = Field(
+        default=RangeConfig(min=-2.5, max=0), description="Candidates of the bias c, as a range or a list."
+    )
     betas: tuple[Beta, ...] = Field(
         default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
         min_length=1,
@@ -133,7 +136,7 @@ class SearchConfig(Section):
     surrogate_beta: Beta = Field(
         default=0.95,
         description="Target retention for which the search computes alpha_d, the weight of the robust classifier "
-        "inside the surrogate. The paper uses 0.95 for CIFAR-10 and ImageNet, and 0.935 for CIFAR-100.",
+        "inside the surrogate. The paper uses 0.935 for CIFAR-100.",
     )
     widen: Repeats | None = Field(
         default=None,

@@ -52,7 +52,9 @@ class CertifyKeys(Section):
     sigma: float = Field(
         default=0.25, gt=0, le=1000, description="Standard deviation of the noise, for pixels in [0, 1]."
     )
-    n: Positive = Field(default=10_000, description="Maximum number of draws that bound the vote of an image.")
+    n: Positive = Field(
+        default=10_000, description="Maximum number of draws of noise per image, which bound the vote of its class."
+    )
     n_choose: Positive = Field(
         default=100, description="Number of separate draws, before those of `n`, that choose the class of an image."
     )
