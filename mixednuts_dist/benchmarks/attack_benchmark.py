@@ -1,4 +1,4 @@
-"""Compare standard AutoAttack here with pyautoattack's: same classifier, images, radius, budgets and process.
+"""Compare standard AutoAttack here with pyautoattack's, on the same classifier, images, radius and budgets.
 
 With a GPU the default classifier is a WRN-70-16, otherwise a ResNet-18 on the CPU.
 """

@@ -33,8 +33,8 @@ class Subject:
 def subject(model: str, data: str | None, n_images: int, device: torch.device, eps: float | None = None) -> Subject:
     """Return a classifier, named in `MODELS` or by a URI with its `eps`, and its first `n_images` correct images.
 
-    `data` is a dataset URI. Without one it is CIFAR-10 if torchvision has it, and otherwise synthetic images with the
-    classifier's own labels; so it is for a classifier with random weights, which knows no others.
+    `data` is a dataset URI; by default, CIFAR-10 if torchvision's files are present, and otherwise synthetic images. On
+    synthetic images, and for a classifier with random weights, the predictions of the classifier are the labels.
 
     Raises:
         InvalidInputError: for an unknown model.
@@ -50,7 +50,7 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device, e
     x = x.to(device)
     predicted = torch.cat([network(part).argmax(dim=1).cpu() for part in torch.split(x, 100)])
     if y is None or not trained:
-        y, source = predicted, f"{source}, labelled by the classifier"
+        y, source = predicted, f"{source}, labeled by the classifier"
     right = (predicted == y).nonzero().squeeze(1)[:n_images]
     weights = "trained" if trained else "random"
     described = f"{model} ({weights} weights), {len(right)} images: {source}; {ThreatModel('Linf', eps)}"
@@ -58,7 +58,7 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device, e
 
 
 def resnet18() -> nn.Module:
-    """Return the CIFAR-10 classifier that pyautoattack ships: 94.2% clean, not robust."""
+    """Return the CIFAR-10 classifier that pyautoattack includes, with 94.2% clean accuracy and without robustness."""
     module = import_quietly("pyautoattack.examples.resnet")
     network: nn.Module = module.ResNet18()
     weights = Path(str(module.__file__)).with_name("model_test.pt")
@@ -75,7 +75,7 @@ def wide_resnet(depth: int, width: int) -> nn.Module:
     return network
 
 
-# Radii at which about half of the images survive, as they do on robust classifiers at 8/255.
+# At these radii, about half of the images remain robust, as on robust classifiers at 8/255.
 MODELS: dict[str, tuple[Callable[[], nn.Module], float, bool]] = {
     "resnet-18": (resnet18, 0.75 / 255, True),
     "wrn-28-10": (lambda: wide_resnet(28, 10), 0.1 / 255, False),
@@ -89,7 +89,7 @@ def _images(data: str | None) -> tuple[Tensor, Tensor | None, str]:
     except DatasetError:
         if data is not None:
             raise
-        return _made_up(400), None, "made up (no CIFAR-10 is at hand)"
+        return _made_up(400), None, "synthetic (CIFAR-10 is not present)"
     x, y = dataset.read(0, min(2000, len(dataset)))
     return x, y, data or "CIFAR-10"
 

@@ -1,7 +1,7 @@
-"""Compare Algorithm 1 here with a plain loop over the candidates: the numbers and the time.
+"""Compare the results and the time of Algorithm 1 here with those of a plain loop over the candidates.
 
-Both run in this process, in float64, with the same threads. The loop is timed on a sample of the candidates, because
-every candidate costs the same.
+Both run in this process, in float64, with the same threads. The loop is timed on a sample of the candidates and scaled
+up, because every candidate costs the same.
 
 Shapes: B images, K classes.
 """
@@ -28,7 +28,7 @@ BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)
 _Result = TypeVar("_Result")
 _SAMPLED = 32  # candidates of the plain loop that are timed
 _TOLD_APART = (1e-9, 1 - 1e-9)  # the plain loop rounds margin thresholds outside this range to 0 or 1
-_REPEATS, _SECONDS = 3, 1.0  # minimum repetitions and duration; the fastest counts
+_REPEATS, _SECONDS = 3, 1.0  # minimum repetitions and total duration; the fastest repetition counts
 
 
 def run() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def run() -> dict[str, Any]:
 
 
 def _compare(n_classes: int, dataset: str) -> dict[str, Any]:
-    """Search the paper's grid for a dataset on synthetic logits in both ways."""
+    """Search the paper's grid for a dataset on synthetic logits, here and in the plain loop, and compare."""
     grid, logits_BK = published_grid(dataset), _made_up_logits(n_classes)
     attacked_BK, wrong_BK = logits_BK[:N_ATTACKED], logits_BK[N_ATTACKED:]
     axes: dict[str, Any] = {"scales": grid.scales, "powers": grid.powers, "biases": grid.biases}

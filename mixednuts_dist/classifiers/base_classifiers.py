@@ -1,4 +1,4 @@
-"""Load, check, hash and measure base classifiers: modules from images in [0, 1] to logits, normalization inside.
+"""Load, check, hash and measure base classifiers: modules that map images in [0, 1] to logits and normalize inside.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -19,8 +19,9 @@ from ..errors import BaseClassifierError, MixedNutsError
 from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 
-# Two passes over one image may differ by rounding (other kernels for another batch size: 1e-5 at logits of 10), or,
-# where an accelerator uses TF32, by 1e-3 relative. Randomness and dependence on other images differ by far more.
+# Two passes over one image may differ by rounding: by 1e-5 at logits of 10, because other batch sizes use other
+# kernels, and by 1e-3 relative if an accelerator uses TF32. Passes of a random classifier, or of one whose logits
+# depend on the other images, differ by far more.
 _SAME = 1e-3
 _NAMES = (("mean", "std"), ("mu", "sigma"))
 _TOLERANCE = 1e-3
@@ -48,8 +49,9 @@ def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
     """Build the classifier that `uri` names, in eval mode and without parameters that require gradients.
 
     Args:
-        uri: for instance `timm:resnet18`; `mixednuts schema --names` lists the forms. A caller's module is copied.
-        role: what error messages call it.
+        uri: for instance `timm:resnet18`; `mixednuts schema --names` lists the schemes. A module that a caller passed
+            to `run` or `mix` is copied.
+        role: the name of the classifier in error messages.
 
     Raises:
         BaseClassifierError: for an unknown form, weights that are missing or of another architecture, a factory that
@@ -67,7 +69,7 @@ def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
 
 
 def classifier_checksum(model: nn.Module, uri: str = GIVEN) -> str:
-    """Return the sha256 of all parameters and buffers, of the source file of a function, and of a black box's URI."""
+    """Return one sha256 of all parameters and buffers, and of a function's source file or a black box's URI."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor):
@@ -87,12 +89,12 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
     """Try the classifier on a few images and return its number of classes.
 
     Args:
-        random: whether it may return other logits for the same images.
+        random: whether the classifier may return different logits for the same images.
 
     Raises:
-        BaseClassifierError: if the output is not (B, K) with K >= 2, not finite, not repeatable, depends on the
-            other images of the batch, or is already probabilities (DLR, LayerNorm and the mixing need logits), or if
-            images are normalized twice.
+        BaseClassifierError: if images are normalized twice, or if the output is not (B, K) with K >= 2, is not finite,
+            is not repeatable, depends on the other images of the batch, or consists of probabilities (DLR, LayerNorm
+            and the mixing need logits).
     """
     half = len(images_BCHW) // 2
     try:
@@ -114,14 +116,14 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
 
 
 def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
-    """Compute one pass without the answers that a black box has kept."""
+    """Compute one pass, after the removal of the answers that a black box has stored."""
     if isinstance(model, BlackBoxClassifier):
         model.kept.clear()
     return model(images_BCHW)
 
 
 def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: int) -> str | None:
-    """Return the problem with a batch's logits, given a second pass and those of its halves, or None."""
+    """Return the problem with the logits of a batch, given those of a second pass and of the two halves, or None."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != n_images or logits.shape[1] < 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         return f"the output is {shape} for {n_images} images; it must be logits of shape (images, classes)"
@@ -133,7 +135,7 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
     if not torch.allclose(logits, again, rtol=_SAME, atol=_SAME):
         worst = float((logits - again).abs().max())
         return (
-            f"two passes over the same images differ by {worst:.3g}: the forward is random; average over its draws "
+            f"two passes over the same images differ by {worst:.3g}: the forward is random. Average over its draws "
             "with evaluate.eot=20, or switch the noise off"
         )
     apart = torch.cat(list(halves))
@@ -141,7 +143,7 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
         worst = float((logits - apart).abs().max()) if apart.shape == logits.shape else float("inf")
         return (
             f"the logits of an image differ by {worst:.3g} between a batch and its halves: they depend on the other "
-            "images, so that no attack could be trusted. Use fixed statistics: model.eval(), no centring over the batch"
+            "images, so that no attack could be trusted. Call model.eval(), and do not center over the batch"
         )
     return None
 
@@ -149,8 +151,8 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
 def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
     """Return a sentence if a module that subtracts its own mean receives values outside [0, 1], otherwise None.
 
-    A module counts if it holds a mean and a standard deviation per channel and its output changes with that mean:
-    some classes hold them and never use them.
+    A module subtracts its own mean if it has a mean and a standard deviation per channel and its output changes with
+    that mean. The output is tested because some classes have a mean and never use it.
     """
     for name, module in model.named_modules():
         mean = _own_mean(module, images_BCHW.shape[1])
@@ -197,7 +199,7 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
     """Return the size of the classifier that `uri` names, with random weights if possible, or None for a black box.
 
     Raises:
-        BaseClassifierError: if it cannot be built, or does not take images of that shape.
+        BaseClassifierError: if the classifier cannot be built, or does not accept images of that shape.
     """
     source = ClassifierSource.of(uri)
     if source.is_black_box:
@@ -212,7 +214,7 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
 
 
 def measure_uris(std: str | None, rob: str, image_shape: tuple[int, ...]) -> dict[str, ModelSize | None]:
-    """Return the sizes of `std`, `rob` and `mixed`, or of `rob` alone; errors and None as in `measure_uri`."""
+    """Return the sizes of `std`, `rob` and `mixed`, or of `rob` alone if `std` is None; details as in `measure_uri`."""
     sizes = {role: measure_uri(uri, role, image_shape) for role, uri in (("std", std), ("rob", rob)) if uri}
     known = [size for size in sizes.values() if size]
     if std:  # the transformation and the mixing add four numbers

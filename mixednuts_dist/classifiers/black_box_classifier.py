@@ -1,8 +1,9 @@
 """Base classifiers without gradients: `callable:` functions and `http(s)://` services.
 
-MixedNUTS needs only the predicted class of the standard classifier (T = 0), so it may be anything that classifies. The
-report then gives its robust accuracy on the adversarial examples of the robust classifier. A robust classifier without
-gradients must return logits, and `attack.method: square` searches its margins by queries (paper, appendix D.5).
+MixedNUTS needs only the predicted class of the standard classifier (T = 0), so the standard classifier may be anything
+that classifies. The report then gives its robust accuracy on the adversarial examples of the robust classifier. A
+robust classifier without gradients must return logits, and `attack.method: square` searches its minimum margins by
+queries (paper, appendix D.5).
 
 A service receives POST requests with a batch as an .npy file (float32, (B, C, H, W), in [0, 1]) and returns an .npy
 file or JSON, {"logits": [[...], ...]} or {"classes": [...]}. An answer is limited in bytes and in time.
@@ -34,7 +35,7 @@ from .factories import find_function, keyword_arguments
 BATCH_SIZE = 64
 CERTAIN_LOGIT = 20.0  # logit of a returned class, against 0 for the others: a softmax of 1 in float32
 MOST_CLASSES = 25_000  # above ImageNet-21k; bounds the first answer, before the number of classes is known
-_CACHED_BYTES = 64 << 20  # for kept answers
+_CACHED_BYTES = 64 << 20  # memory for stored answers
 _KEPT_OVERHEAD = 200  # bytes of Python's objects per answer
 _BYTES_A_NUMBER = 32  # the longest JSON number; .npy takes 4 or 8
 _BYTES_AROUND = 1 << 16  # the .npy header, JSON's keys and brackets
@@ -50,9 +51,9 @@ Array = np.ndarray[Any, Any]
 
 
 class BlackBoxClassifier(nn.Module):
-    """A classifier without gradients. It receives batches and keeps its latest answers per image.
+    """A classifier without gradients, which receives batches and stores its latest answers per image.
 
-    A run asks for most images several times, since it verifies each network alone and mixed.
+    Answers are stored because a run classifies most images several times, with each base classifier and mixed.
 
     Args:
         ask: images (B, C, H, W), float32 in [0, 1] -> logits (B, K), or classes (B,).
@@ -68,7 +69,7 @@ class BlackBoxClassifier(nn.Module):
         """Return logits (B, K), float32, without a gradient. A returned class has the logit CERTAIN_LOGIT.
 
         Raises:
-            BaseClassifierError: if the answer is not one row or class per image, or the service fails.
+            BaseClassifierError: if the answer does not have one row or class per image, or if the service fails.
         """
         images = images_BCHW.detach().cpu().float().contiguous().numpy()
         keys = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
@@ -79,7 +80,7 @@ class BlackBoxClassifier(nn.Module):
         rows = [self.kept[key] for key in keys]
         if len({row.shape for row in rows}) > 1:
             raise BaseClassifierError(
-                f"the black box answered with {sorted({len(row) for row in rows})} classes at different times"
+                f"the black box returned different numbers of classes: {sorted({len(row) for row in rows})}"
             )
         while len(self.kept) * (rows[0].nbytes + _KEPT_OVERHEAD) > _CACHED_BYTES:
             self.kept.popitem(last=False)
@@ -108,7 +109,7 @@ class BlackBoxClassifier(nn.Module):
              forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
              gradients=False)  # fmt: skip
 def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
-    """Wrap a function of numpy arrays. The options of the URI are its keyword arguments."""
+    """Wrap a function of numpy arrays; the options of the URI are its keyword arguments."""
     function, options = find_function(uri.target), keyword_arguments(uri)
     return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
 
@@ -118,7 +119,7 @@ def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
 @CLASSIFIERS("https", describes="the same, encrypted", order=11, forms=("https://...",), target="host",
              any_option=True, gradients=False)  # fmt: skip
 def load_service(uri: ClassifierSource) -> BlackBoxClassifier:
-    """Return the service at the URI, which receives the query of the URI."""
+    """Return a classifier that sends images to the service at the URI, together with the query of the URI."""
     n_classes = _n_classes(uri)
     return BlackBoxClassifier(HttpService(uri.partition("#")[0], n_classes), n_classes)
 
@@ -135,7 +136,7 @@ def _n_classes(uri: ClassifierSource) -> int | None:
 
 
 class HttpService:
-    """Sends batches to `url` by POST, and repeats requests for a limited time if the service is overloaded or away.
+    """A service that receives batches by POST; requests are repeated for a limited time if it fails to respond.
 
     Args:
         url: address for the requests.
@@ -150,7 +151,8 @@ class HttpService:
         """Return the logits or classes of the service for a batch.
 
         Raises:
-            BaseClassifierError: if it cannot be reached, refuses, or returns neither .npy nor such JSON.
+            BaseClassifierError: if the service cannot be reached, rejects the request, or returns neither an .npy file
+                nor JSON with logits or classes.
         """
         sink = io.BytesIO()
         np.save(sink, images, allow_pickle=False)
@@ -167,10 +169,10 @@ class HttpService:
         return rows
 
     def _content(self, body: bytes, n_images: int) -> bytes:
-        """Repeat the request until it succeeds or the time is over, and return the bytes of the answer.
+        """Repeat the request until it succeeds or the time limit is reached, and return the bytes of the answer.
 
         Raises:
-            BaseClassifierError: if it does not succeed, or for an answer that is too long or too slow.
+            BaseClassifierError: if no request succeeds, or for an answer that is too long or too slow.
         """
         started, failures, wait = time.monotonic(), 0, _FIRST_WAIT
         patience = _PATIENCE if self._answered else _FIRST_PATIENCE

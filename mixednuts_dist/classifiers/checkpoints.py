@@ -1,6 +1,6 @@
-"""Weights of other packages: they are read as tensors only, never as code, and the usual wrong files have clear errors.
+"""Download and read weights of other packages as tensors only, never as code, with clear errors for common wrong files.
 
-Torch is imported where it is needed, so that missing files are found without it.
+Functions that need PyTorch import it themselves, so that missing files are found without loading PyTorch.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def quietly() -> Iterator[None]:
 
 
 def import_quietly(name: str) -> ModuleType:
-    """Import a module, such as timm, whose import warns of deprecated parts of PyTorch."""
+    """Import a module without showing warnings, such as timm, which warns about deprecated parts of PyTorch."""
     with quietly():
         return importlib.import_module(name)
 
@@ -64,7 +64,10 @@ def tensors_only() -> Iterator[None]:
 
 
 def load_weights(model: "nn.Module", path: Path, may_lack: Collection[str] = ()) -> "nn.Module":
-    """Load all tensors of a .safetensors or PyTorch file into `model`, which keeps its own value of any in `may_lack`.
+    """Load all tensors of a .safetensors or PyTorch file into `model`.
+
+    Args:
+        may_lack: names of tensors that may be missing in the file; the model then keeps its own value.
 
     Raises:
         BaseClassifierError: for a file that is not a checkpoint, or one of another architecture.
@@ -78,7 +81,7 @@ def load_weights(model: "nn.Module", path: Path, may_lack: Collection[str] = ())
 
 
 def read_state_dict(path: Path) -> "dict[str, Tensor]":
-    """Return the named tensors of a checkpoint, without the usual outer keys and the prefixes of parallel training.
+    """Return the named tensors of a checkpoint, without outer keys such as `model` and prefixes such as `module.`.
 
     Raises:
         BaseClassifierError: for a missing or damaged file, an HTML page or Git LFS pointer saved as one, or pickled
@@ -91,7 +94,7 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with quietly():  # torch warns of pickle protocols, on its way to refusing them
+        with quietly():  # torch warns about pickle protocols before it rejects them
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BaseClassifierError(
@@ -105,7 +108,7 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise BaseClassifierError for a missing file, and for one that begins as a failed download does."""
+    """Raise BaseClassifierError for a file that is missing or empty, a web page, or a Git LFS pointer."""
     if not path.is_file():
         raise BaseClassifierError(f"there is no checkpoint {path.absolute()}")
     with path.open("rb") as file:
@@ -115,7 +118,7 @@ def require_checkpoint(path: Path) -> None:
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         raise BaseClassifierError(
             f"{path} is a web page, not a checkpoint: the server answered the download with a page (a quota, a "
-            "confirmation or an error). Delete it and download the file again, with a browser if need be"
+            "confirmation or an error). Delete it and download the file again, with a browser if necessary"
         )
     if head.startswith(b"version https://git-lfs"):
         raise BaseClassifierError(f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull")
@@ -145,11 +148,12 @@ def _shortened(text: str, most: int = 300) -> str:
 def fetch(item: Missing) -> str:
     """Download a missing file and return its sha256.
 
-    The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one.
+    The bytes are written to `<file>.part`, which is renamed when it is complete. The next call resumes an unfinished
+    download.
 
     Raises:
-        BaseClassifierError: if no source is known, the source refuses, or the sha256 is not the published one; such a
-            file is deleted.
+        BaseClassifierError: if no source is known, if the download fails, or if the sha256 is not the published one.
+            A file with another sha256 is deleted.
     """
     if item.get is not None:
         try:
@@ -158,7 +162,7 @@ def fetch(item: Missing) -> str:
         except Exception as error:  # libraries raise their own errors
             raise _refused(item, _shortened(str(error))) from error
     if not item.url:
-        raise BaseClassifierError(f"{item.what}: it cannot be fetched; {item.command}")
+        raise BaseClassifierError(f"{item.what} cannot be fetched automatically; {item.command}")
     path, part = Path(item.path), Path(f"{item.path}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _download(item, part)

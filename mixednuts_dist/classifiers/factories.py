@@ -30,7 +30,7 @@ DEMO_EPS = 0.15
 
 DEMO_WIDTHS = {"std": (16, 32), "rob": (16, 32), "rob_light": (12, 24), "noisy": (16, 32)}
 
-_PIXEL_MEAN = 0.307  # training half
+_PIXEL_MEAN = 0.307  # mean and standard deviation are those of the training half
 _PIXEL_STD = 0.377
 _N_CLASSES = 10
 
@@ -52,7 +52,7 @@ def find_function(target: str) -> Callable[..., Any]:
     """Import the function "package.module:name" or "path/to/file.py:name".
 
     Raises:
-        BaseClassifierError: if the module cannot be imported, or has no such function (those it has are listed).
+        BaseClassifierError: if the module cannot be imported, or has no such function (the message lists what it has).
     """
     module_name, name = split_factory(target)
     module = _module(module_name)

@@ -1,4 +1,4 @@
-"""`torchvision:`, `timm:` and `hf:` URIs: a library's classifier with the normalization of its weights inside."""
+"""Build classifiers of `torchvision:`, `timm:` and `hf:` URIs, with the normalization of their weights inside."""
 
 import contextlib
 import difflib
@@ -19,7 +19,7 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which
 
 
 def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missing]:
-    """Yield the first file of each list of `needed` of which the local cache of the Hugging Face hub has no file."""
+    """Yield the first file of each list in `needed`, unless the local Hugging Face cache has a file of that list."""
     hub = import_quietly("huggingface_hub")
     for names in needed:
         if not any(isinstance(hub.try_to_load_from_cache(repository, name), str) for name in names):
@@ -31,7 +31,10 @@ def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missi
 
 
 def missing_checkpoint(url: str, what: str, folder: Path | None = None) -> Iterator[Missing]:
-    """Yield the file of `url` if it is not in `folder`, by default PyTorch's cache. Its name may contain its sha256."""
+    """Yield the file of `url` if it is not in `folder`, by default PyTorch's cache.
+
+    If the name ends in 8 hex digits after a hyphen, these are the first digits of its sha256.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch"
     name = url.rpartition("/")[2]
     path = (folder or Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "hub" / "checkpoints") / name
@@ -144,7 +147,7 @@ def _n_classes(uri: ClassifierSource) -> dict[str, int]:
 
 @contextlib.contextmanager
 def downloads(uri: ClassifierSource) -> Iterator[None]:
-    """Let a library download only tensors in the block. The error explains how to work without a network."""
+    """Let a library download in the block, and load only tensors; errors explain how to work without a network."""
     try:
         with quietly(), tensors_only():
             yield

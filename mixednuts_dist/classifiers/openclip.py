@@ -1,4 +1,4 @@
-"""`openclip:` URIs: a CLIP image encoder as a zero-shot classifier, whose last layer comes from class prompts.
+"""Build zero-shot classifiers of `openclip:` URIs: a CLIP image encoder with class prompts as its last layer.
 
     logits_k = scale * <v(x), w_k>,    w_k = normalized mean over the templates of the text encoder's normalized output
 
@@ -32,7 +32,7 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
     """List the missing files of `openclip:` URIs."""
     classes = uri.option("classes")
     if classes and classes != "imagenet" and not Path(classes).is_file():
-        yield Missing("file of class names", str(Path(classes).absolute()), "write it: one name a line, in label order")
+        yield Missing("file of class names", str(Path(classes).absolute()), "write one name per line, in label order")
     if _is_random(uri):
         return
     if uri.target.startswith(_HUB):
@@ -50,11 +50,11 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
         yield from missing_checkpoint(config["url"], f"openclip:{uri.target}", folder)
 
 
-@CLASSIFIERS("openclip", describes="a CLIP image encoder with its class prompts as the last layer", order=6,
+@CLASSIFIERS("openclip", describes="a CLIP image encoder with class prompts as its last layer", order=6,
              forms=("openclip:MODEL?pretrained=...&classes=FILE", "openclip:hf-hub:ORG/NAME?classes=FILE"),
              target="text",
-             options={"classes": ("text", "file of class names, one a line, in the order of the labels; or imagenet"),
-                      "template": ("text", "of a prompt, {} for the class, or a .txt file of several, one a line"),
+             options={"classes": ("text", "file of class names, one per line, in label order; or imagenet"),
+                      "template": ("text", "of a prompt, {} for the class, or a .txt file of several, one per line"),
                       "pretrained": ("text", "a tag of open_clip, a file of weights, or none: random ones"),
                       "weights": ("none", "the same as pretrained=none"), "seed": ("number", "of random weights")},
              random_weights=True, missing="missing_weights")  # fmt: skip
@@ -73,12 +73,12 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
     if not on_hub and not is_random:
         tags = library.list_pretrained_tags_by_model(uri.target)
         if tag is None or (tag not in tags and not Path(tag).is_file()):
-            given = "pretrained is missing" if tag is None else f"pretrained={tag!r} is no file and no weights of it"
+            given = "pretrained is missing" if tag is None else f"pretrained={tag!r} is neither a file nor a tag of it"
             raise BaseClassifierError(f"openclip:{uri.target}: {given}; it has: {', '.join(tags) or 'none'}, or none")
     with downloads(uri):
         if is_random:
             torch.default_generator.manual_seed(int(uri.option("seed") or 0))
-        # open_clip only warns where weights were trained with QuickGELU (OpenAI's) and the architecture has GELU.
+        # open_clip only warns if weights were trained with QuickGELU, as OpenAI's were, and the architecture has GELU.
         quick = bool(tag and (library.get_pretrained_cfg(uri.target, tag) or {}).get("quick_gelu"))
         model = library.create_model(uri.target, pretrained=tag, force_quick_gelu=quick).eval()
         tokenizer = library.get_tokenizer(uri.target)
@@ -91,7 +91,7 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
 
 
 class ZeroShot(nn.Module):
-    """Computes the logits of normalized images."""
+    """A module that computes logits from normalized images."""
 
     heads: Tensor
     scale: Tensor
@@ -133,7 +133,7 @@ def _class_names(uri: ClassifierSource) -> list[str]:
     path = uri.option("classes")
     if path is None:
         raise BaseClassifierError(
-            f"openclip:{uri.target} needs classes=FILE, class names, one a line, in the order of the labels; or "
+            f"openclip:{uri.target} needs classes=FILE, class names, one per line, in the order of the labels; or "
             "classes=imagenet"
         )
     names = list(_library().IMAGENET_CLASSNAMES) if path == "imagenet" else _lines(path)

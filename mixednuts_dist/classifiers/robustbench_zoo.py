@@ -1,9 +1,9 @@
 """Import RobustBench, and load `robustbench:MODEL?dataset=cifar10&threat=Linf`.
 
-The models are RobustBench's classes with its weights. Workers never download weights: if some are missing, the error
-has the command. Options: `model_dir` (with `<dataset>/<threat>/<MODEL>.pt`), `weights=none&seed=0` (random weights),
-and, for Bai2024MixedNUTS alone, `part=std`, the published standard classifier. Its robust classifier is a model of the
-zoo.
+The models are RobustBench's classes with its weights. Workers never download weights. If weights are missing, the error
+shows the command that downloads them. Options: `model_dir` (with `<dataset>/<threat>/<MODEL>.pt`),
+`weights=none&seed=0` (random weights), and, for Bai2024MixedNUTS alone, `part=std`, the published standard classifier.
+The published robust classifier is a separate model of the zoo.
 
 robustbench 1.1.1 imports `autoattack` but depends on pyautoattack, the same code with another name and other arguments.
 It also imports pkg_resources, which setuptools 81 removed (hence the pin), and its classes print messages.
@@ -48,13 +48,13 @@ _SOURCE_NAMES = {"Linf": "linf", "L2": "l2", "corruptions": "common_corruptions"
 
 
 def import_robustbench(name: str = "robustbench") -> ModuleType:
-    """Import robustbench or one of its modules. Then `import robustbench` works everywhere in this process.
+    """Import robustbench or one of its modules, after which `import robustbench` works everywhere in this process.
 
-    `robustbench.eval.benchmark(model, eps=8 / 255, ...)` works too: the `autoattack` that it finds takes the arguments
-    that it passes.
+    `robustbench.eval.benchmark(model, eps=8 / 255, ...)` works too, because the module `autoattack` that it imports is
+    then an alias that accepts its arguments.
 
     Raises:
-        BaseClassifierError: if its dependencies are broken, with what to install.
+        BaseClassifierError: if dependencies are missing; the message shows what to install.
     """
     try:
         importlib.import_module("autoattack")
@@ -102,10 +102,11 @@ def robustbench_file(relative: str) -> Path:
 
 
 def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
-    """Model -> Google Drive id or list of ids of its files, read from the zoo's source: importing it takes seconds.
+    """Return a dict from model names to the Google Drive id, or ids, of their files, read from the source of the zoo.
 
-    The source contains `linf = OrderedDict([("Carmon2019Unlabeled", {"model": ..., "gdrive_id": "..."}), ...])`; models
-    without an id are another library's.
+    Importing the zoo would take seconds. The source contains
+    `linf = OrderedDict([("Carmon2019Unlabeled", {"model": ..., "gdrive_id": "..."}), ...])`. Models without an id are
+    downloaded by another library.
     """
     tree = ast.parse(robustbench_file(f"model_zoo/{dataset}.py").read_text(encoding="utf-8"))
     found: dict[str, Any] = {}
@@ -148,8 +149,8 @@ def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
     """Build the model with its published weights, or for `weights=none` with random ones.
 
     Raises:
-        BaseClassifierError: for an unknown name (close ones are listed), or weights that are missing or no weights,
-            with the file's place and the command that fetches it.
+        BaseClassifierError: for an unknown name (close ones are listed), or for missing or damaged weights; the message
+            has the path of the file and the command that downloads it.
     """
     dataset, threat = _benchmark(uri)
     if parts := _parts(uri):
@@ -195,7 +196,7 @@ def _parts(uri: ClassifierSource) -> tuple[ClassifierSource, ...]:
 
 
 def _weight_files(uri: ClassifierSource) -> list[tuple[Path, str]]:
-    """Return where RobustBench looks for the weights, and their Google Drive ids; none if another library fetches them.
+    """Return where RobustBench looks for the weights, and their Google Drive ids; [] if another library fetches them.
 
     Raises:
         BaseClassifierError: for a model or a part that the zoo does not have.

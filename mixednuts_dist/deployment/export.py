@@ -1,4 +1,4 @@
-"""`mixednuts export`: write the mixed classifier of a run and its results as a folder that others can load."""
+"""Write the mixed classifier of a run and its results as a folder that others can load (`mixednuts export`)."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
 def _code_files(run: DeployedRun) -> dict[str, tuple[str, str]]:
     """Return the Python files that build base classifiers: role -> path in the run and name in the exported folder.
 
-    If the two files have the same name, that of `rob` gets digits of its hash.
+    If two different files have the same name, the second name begins with digits of the file's hash.
     """
     found = dict[str, tuple[str, str]]()
     for role, source in run.stored.config.classifiers.items():
@@ -125,7 +125,7 @@ def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
 
 
 def measured_results(run: DeployedRun) -> dict[str, Any] | None:
-    """Return the run's `report/results.json`; None if this beta was not attacked or there is no report."""
+    """Return the content of the run's `report/results.json`; None if this beta was not attacked or no report exists."""
     store = run.stored.store
     if not run.is_deployed or not store.exists(_RESULTS):
         return None

@@ -1,9 +1,9 @@
 """Load the mixed classifier of a run, and save and load mixed classifiers as folders.
 
-A run is read from `run.yaml` and `search/selected.json` alone, so its folder may have been copied elsewhere.
+A run is read from `run.yaml` and `search/selected.json` alone, so a copy of its folder works too.
 
 A saved folder holds the numbers as JSON and each base classifier as a URI, as safetensors weights, or as both. With
-both, the URI names the architecture and the file holds the weights, so loading needs no download and no code except
+both, the URI names the architecture and the file holds the weights. Loading then needs no download, and no code except
 this package and the libraries that the URI names.
 """
 
@@ -59,7 +59,7 @@ class DeployedRun:
 
         Raises:
             BaseClassifierError: if a base classifier cannot be built here.
-            ContentHashMismatch: if its weights (or the source of its factory) have changed.
+            ContentHashMismatch: if the weights of a base classifier, or the source of its factory, have changed.
         """
         config, bases = self.stored.config, dict[str, nn.Module]()
         for role, source in config.classifiers.items():
@@ -85,14 +85,14 @@ def load_run(
         uri: the run's folder, `<storage>/<name>/runs/<run id>`: a path or any fsspec URI.
         beta: one of the searched values; by default the deployed one.
         device: where the classifier goes; by default it stays on the CPU.
-        trust_code: run the Python code that the run names (`py:` classifiers, extensions) and use its services. Read
-            that code first.
+        trust_code: run the Python code that the run names (`py:` classifiers, extensions) and use the services that it
+            names. Read that code first.
 
     Raises:
         MissingArtifact: if there is no run, or if its search has not finished.
         InvalidInputError: if beta was not searched (the valid ones are listed), if the run has no standard classifier,
             or if an untrusted run names code and `trust_code` is not given.
-        ContentHashMismatch: if the weights of a base classifier are not those that the run was made with.
+        ContentHashMismatch: if the weights of a base classifier are not those that the run used.
     """
     return read_run(uri, beta=beta, trust_code=trust_code).classifier().to(device)
 
@@ -102,7 +102,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
 
     Args:
         uri, beta, trust_code: as in `load_run`, which also lists the errors.
-        noise: `sigma`, `confidence`, `n_choose` or `rows` instead of the values of the run.
+        noise: `sigma`, `confidence`, `n_choose` or `rows`, which replace the values of the run.
 
     Raises:
         InvalidInputError: if neither the run nor `noise` has a sigma.
@@ -113,7 +113,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
     if "sigma" not in given:
         raise InvalidInputError(
             f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of the smoothed classifier "
-            "is not known: give it here, for example sigma=0.25"
+            "is unknown. Pass it, for example sigma=0.25"
         )
     return SmoothedMixture(run.classifier(), **given)
 
@@ -133,7 +133,7 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
         MissingArtifact: if there is no run, or if its search has not finished.
         InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
             code or a service, without `trust_code`.
-        DamagedFile: if one of the two files is damaged.
+        DamagedFile: if `run.yaml` or `search/selected.json` is damaged.
         ContentHashMismatch: if the search's result belongs to another run.
     """
     run, described = open_stored(uri, trust_code)
@@ -166,7 +166,7 @@ def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class StoredBase:
-    """The source of a base classifier when the folder is loaded."""
+    """The data from which `load_pretrained` builds a base classifier of a saved folder."""
 
     uri: str | None  # the classifier or, if the folder has weights, its architecture
     weights: str | None = None  # the file in the folder
@@ -186,7 +186,7 @@ def save_pretrained(
 def write_folder(
     mixed: MixedClassifier, folder: Path, bases: Mapping[str, StoredBase], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the parameters and the weights that `bases` ask for; `about` goes into the JSON as it is."""
+    """Write the parameters, and the weights for which `bases` has a file name; `about` is added to the JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "version": _VERSION,
@@ -199,7 +199,7 @@ def write_folder(
         if base.weights:
             weights = folder / base.weights
             weights.touch()
-            mode = weights.stat().st_mode  # as the user's umask has it; safetensors would leave the owner's alone
+            mode = weights.stat().st_mode  # set by the user's umask; safetensors lets only the owner read the file
             save_model(getattr(mixed, role), str(weights))
             weights.chmod(mode)
     (folder / PARAMETERS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -240,7 +240,7 @@ def load_pretrained(
 
 
 def _local_folder(source: str, endings: tuple[str, ...], temporary: Path) -> Path:
-    """Return the folder; from the hub or other storage, download the files with these endings first."""
+    """Return a local folder; download the files with these endings first if `source` is on the hub or in a bucket."""
     if source.startswith(HUB):
         from huggingface_hub import snapshot_download
 

@@ -1,8 +1,8 @@
-"""`mixednuts export --robustbench`: write the adversarial images for RobustBench, and fill in its forms.
+"""Write the adversarial images for RobustBench, and fill in its forms (`mixednuts export --robustbench`).
 
-RobustBench accepts external evaluations as one `.pt` tensor in the order of the test set, with a form, and models with
-a second form (the templates ".github/ISSUE_TEMPLATE/new-external-evaluations.md" and "new-model.md" of its
-repository). Placeholders in angle brackets remain for the authors and the addresses of the files.
+RobustBench accepts an external evaluation as one `.pt` tensor in the order of the test set and a form, and a model as
+another form (the templates ".github/ISSUE_TEMPLATE/new-external-evaluations.md" and "new-model.md" of its repository).
+The user replaces the placeholders in angle brackets, such as the authors and the addresses of the files.
 
 Shapes: N images of the run, C x H x W each.
 """
@@ -42,7 +42,7 @@ def export_submission(
     """Write the tensor and both forms of a run, with or without `std`.
 
     Args:
-        beta: the beta that the run attacked; any other one raises.
+        beta: must be the beta that the run attacked, which is the default.
         trust_code: as in `load_run`.
 
     Returns:
@@ -50,8 +50,8 @@ def export_submission(
 
     Raises:
         MissingArtifact: if the evaluate stage has not finished.
-        InvalidInputError: if the images' order in the test set is not known, or a stored image violates the threat
-            model.
+        InvalidInputError: if beta was not attacked, if the images' order in the test set is not known, or if a stored
+            image violates the threat model.
     """
     run, _ = open_stored(uri, trust_code)
     searched = read_search_result(run) if run.config.std else None
@@ -97,7 +97,7 @@ def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> tuple[T
         x_adv_NCHW[order_N[part.start : part.stop]] = rows["x_adv"].float()
         clean_right_B = rows[f"{name}_clean"].argmax(dim=1) == labels_B
         n_clean += int(clean_right_B.sum())
-        # The submission claims only what the stored logits show, whatever the stored flag is.
+        # The submission counts what the stored logits show, and the stored column `robust` must agree.
         right_B = clean_right_B & (rows[f"{name}_attacked"].argmax(dim=1) == labels_B)
         if not torch.equal(right_B, rows["robust"]):
             raise InvalidInputError(f"{part}: the stored adversarial images do not reproduce the stored results")
@@ -114,13 +114,13 @@ def _check_threat(run: Run, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partit
     if worst > eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
         raise InvalidInputError(
             f"{part}: a stored image is {worst:.6g} away from the clean one ({norm}; eps is {eps:g}) or outside "
-            "[0, 1]; are the images of the data set still the same?"
+            "[0, 1]. Check that the images of the data set have not changed"
         )
 
 
 def _order(dataset: Any, n_images: int) -> Tensor:
     """Return the place of each image in the order of the test set."""
-    if isinstance(dataset, ImageFiles) and dataset.uri.startswith("imagenet:"):  # which may begin with each class
+    if isinstance(dataset, ImageFiles) and dataset.uri.startswith("imagenet:"):  # the option `order` changes it
         place_of = {name: place for place, name in enumerate(evaluation_names())}
         return torch.tensor([place_of[name] for name in dataset.names[:n_images]]).argsort().argsort()
     if not isinstance(dataset, ParquetImages):
