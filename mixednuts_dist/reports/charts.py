@@ -142,7 +142,7 @@ def scatter_panel(
     """Draw one panel; marks inside the window are drawn whole even if they lie on its edge.
 
     Args:
-        layers: more of them, drawn below the marks.
+        layers: further layers, drawn below the marks.
     """
     (left, right), (bottom, top) = shown
     inside = [row for row in marks if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
@@ -183,8 +183,8 @@ class Histogram:
     title: str
     counts: Mapping[str, Sequence[int]]  # images in each bin
     edges: Sequence[float]  # one more than bins
-    medians: Mapping[str, float | None]  # where the group's line is drawn
-    rule: float | None = None  # where another line is drawn
+    medians: Mapping[str, float | None]  # position of the line of each group
+    rule: float | None = None  # position of another line
 
 
 def histograms(
@@ -195,7 +195,7 @@ def histograms(
     series: Mapping[str, str] = RIGHT_AND_WRONG,
     odds: bool = False,
 ) -> Figure:
-    """Draw shares of groups over a stretched axis; the first series as bars, the second as an outline.
+    """Draw shares of groups over a nonlinear axis, the first series as bars and the second as an outline.
 
     Args:
         series: the two names, with their colors.
@@ -236,7 +236,7 @@ _FROM_ODDS = (
 
 
 def _ticks(edges: Sequence[float], *, odds: bool) -> list[float]:
-    """Return where the axis has ticks: at decades of the margin, or of odds that reach far out, ever farther apart."""
+    """Return the ticks of the axis: decades of the margin, or values of the log odds with growing distances."""
     if not odds:
         return [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
     steps = (1, 2, 5) if edges[-1] < 20 else (1,)

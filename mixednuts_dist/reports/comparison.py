@@ -1,4 +1,4 @@
-"""Finished runs on the same images, compared image by image: which are right in both, in one, in neither.
+"""Compare finished runs on the same images, image by image.
 
 Shapes: N images of the runs.
 """
@@ -75,7 +75,7 @@ def comparison_notes(runs: Sequence[Run]) -> list[str]:
     found = [f"{letter}: {run.config.run_id()} in {run.store.uri}" for letter, run in _lettered(runs).items()]
     found.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
     if any(run.config.evaluate != runs[0].config.evaluate for run in runs):
-        found.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
+        found.append("The runs were attacked differently (key evaluate). Each is robust under its own attack.")
     return found
 
 
@@ -125,11 +125,11 @@ def _require_comparable(first: Run, second: Run) -> None:
             raise InvalidInputError(
                 f"runs {ids[0]} ({first.inputs.n_images} images of {first.config.data.uri}) and {ids[1]} "
                 f"({second.inputs.n_images} of {second.config.data.uri}) are not about the same images: their {what} "
-                "differ. Runs that are compared have the same data.uri and data.n"
+                "differ. Compare runs with the same data.uri and data.n"
             )
     if first.config.threat != second.config.threat:
         threats = [str(run.config.threat.threat_model()) for run in (first, second)]
         raise InvalidInputError(
-            f"runs {ids[0]} ({threats[0]}) and {ids[1]} ({threats[1]}) have other threat models; their robust "
+            f"runs {ids[0]} ({threats[0]}) and {ids[1]} ({threats[1]}) have different threat models; their robust "
             "accuracies cannot be compared"
         )

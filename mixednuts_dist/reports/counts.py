@@ -1,6 +1,6 @@
-"""Counts of images with their 95% intervals, and how numbers are written in the terminal, on the page and in LaTeX.
+"""Count images with 95% intervals, and write numbers for the terminal, the page and LaTeX.
 
-Shapes: N images. The terminal's commands use this module, so it imports neither torch nor what does.
+Shapes: N images. All commands import this module, so it imports neither PyTorch nor modules that do.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Count:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def percent(self) -> float:
-        """Return the share in percent; 0 of no images."""
+        """Return the share in percent; 0 if there are no images."""
         return 100 * self.correct / self.total if self.total else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95% interval in percent; from 0 to 100 of no images."""
+        """Return the 95% interval in percent; (0, 100) if there are no images."""
         if self.resampled is not None:
             return self.resampled
         low, high = wilson_interval(self.correct, self.total) if self.total else (0.0, 1.0)
@@ -82,7 +82,7 @@ class Count:
 
     @property
     def decimals(self) -> int:
-        """Return 1, or 2 from 1000 images on, where one decimal no longer tells neighboring counts apart."""
+        """Return 1, or 2 from 1000 images on, because neighboring counts may then agree in the first decimal."""
         return 1 if self.total < 1000 else 2
 
     def to_json(self) -> dict[str, int | float]:
@@ -103,7 +103,7 @@ def outcome_counts(summaries: Sequence[PartitionSummary]) -> tuple[Count, Count]
 
 
 def device_hours(summaries: Sequence[PartitionSummary]) -> tuple[float, float]:
-    """Return the hours that CPU cores and accelerators (or shares of them) were held."""
+    """Return for how many hours CPU cores, and accelerators or shares of them, were reserved, in total."""
     held = [(each.device == "cpu", each.n_devices * each.seconds / 3600) for each in summaries]
     return sum(hours for on_cpu, hours in held if on_cpu), sum(hours for on_cpu, hours in held if not on_cpu)
 

@@ -1,7 +1,7 @@
-"""Figures as panels of Vega-Lite: drawn as SVG for the page and as one PDF for a paper.
+"""Draw figures, which consist of Vega-Lite panels, as SVG for the page and as one PDF for a paper.
 
-A panel is a Vega-Lite specification with a fixed plot size, written as a plain dict; `to_dict()` of an Altair chart is
-one, too. A page shows the panels next to each other or below each other, as its width allows.
+A panel is a Vega-Lite specification with a fixed plot size, written as a plain dict. `to_dict()` of an Altair chart
+returns such a dict too. A page shows the panels next to each other or below each other, as its width allows.
 """
 
 import json
@@ -25,7 +25,7 @@ CLASSIFIER_MARKS = {
     name: (shape, CLASSIFIER_COLORS[name])
     for name, shape in {"std": "square", "rob": "triangle-up", "mixed": "circle"}.items()
 }
-INK, MUTED, LINE = "#1f2328", "#57606a", "#d5d9de"  # page.css exchanges these three in the dark
+INK, MUTED, LINE = "#1f2328", "#57606a", "#d5d9de"  # page.css replaces these three colors in dark mode
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 _SIZES = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titleColor": INK}
 CONFIG: Spec = {
@@ -107,7 +107,7 @@ def key(
     """Return the channels color and shape of the field `series`, which share one legend.
 
     Args:
-        marks: name -> (shape, color), by default for `std`, `rob` and `mixed`. Other names take free ones.
+        marks: name -> (shape, color), by default for `std`, `rob` and `mixed`. Other names get unused marks.
         legend: False for a panel next to one that shows the legend.
     """
     found = marks_of(names, marks)
@@ -117,7 +117,7 @@ def key(
 
 
 def marks_of(names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None = None) -> dict[str, tuple[str, str]]:
-    """Return name -> (shape, color)."""
+    """Return a dict from names to (shape, color); arguments as in `key`."""
     own = {name: mark for name, mark in (marks or CLASSIFIER_MARKS).items() if name in names}
     taken = {part for mark in own.values() for part in mark}
     shapes, palette = ([each for each in every if each not in taken] for every in (SHAPES, PALETTE))
@@ -126,7 +126,7 @@ def marks_of(names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None =
 
 
 def called(names: Mapping[str, str]) -> Row:
-    """Return the legend key that shows other words for some of the names."""
+    """Return the option of a legend that replaces some of its names by others."""
     return {"labelExpr": f"{json.dumps(dict(names))}[datum.label] || datum.label"} if names else {}
 
 

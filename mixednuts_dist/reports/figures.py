@@ -1,7 +1,7 @@
 """The charts of a run, by their names in the register `CHARTS`.
 
-An entry is a function from a run's results to a `Figure`, or to None if the run has nothing for it. A chart from your
-own file appears on the page after these, and as a PDF next to it.
+An entry is a function that receives the results of a run and returns a `Figure`, or None if the run lacks the data. A
+chart from your own file appears on the page after the charts of this module, and is also written as a PDF.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MARKS = {
 
 
 def figures(results: RunResults) -> dict[str, Figure]:
-    """Return every registered chart that the run has something for, by name."""
+    """Return every registered chart for which the run has data, by name."""
     made = {name: CHARTS.get(name)(results) for name in CHARTS.names()}
     return {name: figure for name, figure in made.items() if figure is not None}
 

@@ -1,6 +1,9 @@
 """Confidence margins of `std`, `rob`, `rob+LN` and `rob+M`, grouped as in the paper (section 5.1, appendix C.3).
 
-Shapes: B images of a batch, K classes. "Right" is each classifier's own prediction against the label.
+`rob+LN` and `rob+M` are the robust classifier after LayerNorm and after M. An image is right for a classifier if this
+classifier predicts its label.
+
+Shapes: B images of a batch, K classes.
 """
 
 import math
@@ -44,7 +47,7 @@ class MarginGroup:
     counts: Annotated[tuple[int, ...], Field(default=(), exclude=True)]  # images in each bin of EDGES
     n: int
     median: float | None  # None for an empty group
-    distance: float | None = None  # median of 1 - margin, which differs where margins round to 1
+    distance: float | None = None  # median of 1 - margin, which has digits left if margins round to 1
 
     @property
     def side(self) -> str:
@@ -56,8 +59,9 @@ class MarginSplit:
     """The groups that a margin threshold on one form of `rob` separates.
 
     The robust classifier decides above the threshold and the standard classifier below it. Attacked images that are
-    correct should have larger margins, and clean images that are wrong smaller ones. Each form has the threshold that
-    keeps as many attacked and correct images as the deployed one keeps after M, so that the other share is comparable.
+    correct should have larger margins, and clean images that are wrong smaller ones. The threshold of each form keeps
+    as many attacked and correct images as the deployed threshold keeps after M, so that the forms can be compared by
+    the share of clean and wrong images that they leave to the standard classifier.
     """
 
     form: str  # one of FORMS
@@ -70,7 +74,7 @@ class MarginSplit:
 
 
 class MarginTally:
-    """Collect the groups batch by batch; it keeps log(1 - margin) per image and group, and no logits.
+    """A collector of the groups, batch by batch, which stores log(1 - margin) per image and group and no logits.
 
     Args:
         transform: M, as deployed.
@@ -82,7 +86,7 @@ class MarginTally:
             "rob+LN": lambda logits_BK: layer_norm_logits(logits_BK, ln_k=ln_k),
             "rob+M": transform,
         }
-        # Arrays that grow, since small tensors kept between large ones that come and go would hold all their memory.
+        # Growing arrays, because small tensors allocated between large temporary ones would fragment the memory.
         self._found: dict[tuple[str, Images, bool], array[float]] = defaultdict(lambda: array("f"))
 
     def add(self, rows: AttackRecords) -> None:
@@ -137,9 +141,9 @@ def _group(classifier: str, images: Images, correct: bool, found: "array[float]"
 def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> MarginSplit:
     """Split one form, from log(1 - margin) of its two groups."""
     both, cutoff = _log_odds(np.concatenate([right, wrong])), _log_odds(np.array([log_cutoff]))[0]
-    low, high = np.quantile(both, (0.01, 0.99))  # what lies beyond counts in the bins at the ends
+    low, high = np.quantile(both, (0.01, 0.99))  # smaller and larger values count in the first and last bin
     ends = np.array([min(low, cutoff) - 0.2, max(high, cutoff) + 0.2])
-    first, last = np.sign(ends) * np.log1p(abs(ends))  # as the axis is drawn: there all bins are as wide
+    first, last = np.sign(ends) * np.log1p(abs(ends))  # the scale of the drawn axis, on which all bins are equally wide
     drawn = np.linspace(first, last, _BINS + 1)
     edges = np.sign(drawn) * np.expm1(abs(drawn))
     inside = (_log_odds(group).clip(edges[0], edges[-1]) for group in (right, wrong))
@@ -155,7 +159,7 @@ def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> Ma
 
 
 def _log_odds(log_distances: _Numbers) -> _Numbers:
-    """Return log10(m / (1 - m)) from log(1 - m), finite for margins from 1e-30 to the closest ones to 1."""
+    """Return log10(m / (1 - m)) from log(1 - m), finite even for margins that are close to 0 or to 1."""
     margins = np.maximum(-np.expm1(log_distances), 1e-30)
     odds: _Numbers = (np.log(margins) - log_distances) / math.log(10)
     return odds
@@ -171,7 +175,7 @@ def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None
 
 
 def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """Return the paper's margin gap, the difference of the same two medians."""
+    """Return the difference of the same two medians, which the paper reports."""
     attacked_right, clean_wrong = _two_groups(groups, classifier, "median")
     return None if attacked_right is None or clean_wrong is None else attacked_right - clean_wrong
 
@@ -179,7 +183,8 @@ def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
 def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
     """Return the median of 1 - margin on clean and wrong images over that on attacked and correct ones.
 
-    If M takes all margins close to 1, a threshold separates these. None if a group is empty or the latter median is 0.
+    If M takes all margins close to 1, this ratio shows how well a threshold separates the groups. None if a group is
+    empty or the median on attacked and correct images is 0.
     """
     attacked_right, clean_wrong = _two_groups(groups, classifier, "distance")
     return clean_wrong / attacked_right if clean_wrong is not None and attacked_right else None
@@ -192,7 +197,7 @@ def _two_groups(groups: Iterable[MarginGroup], classifier: str, value: str) -> l
 
 
 def medians_table(groups: Sequence[MarginGroup]) -> Table:
-    """List the four medians of each classifier, their ratios, and the paper's margin gap."""
+    """List the four medians of each classifier, the two ratios, and the difference that the paper reports."""
     rows: list[list[Cell]] = [
         [name, *(group.median for group in groups if group.classifier == name), margin_ratio(groups, name),
          distance_ratio(groups, name), margin_gap(groups, name)]
@@ -205,7 +210,7 @@ def medians_table(groups: Sequence[MarginGroup]) -> Table:
 
 
 def split_table(splits: Sequence[MarginSplit]) -> Table:
-    """List what the margin threshold keeps and leaves to the standard classifier, for each form of `rob`."""
+    """List the images that the margin threshold keeps and leaves to the standard classifier, for each form of `rob`."""
     rows: list[list[Cell]] = [
         [split.form, split.kept, split.left_to_std, math.exp(split.log_cutoff)] for split in splits
     ]

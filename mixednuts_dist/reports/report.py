@@ -100,7 +100,7 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunReport:
         logger.warning("the page is not written: %s", error)
         return results
     with stage_clock(opened.store, "report"):
-        for name in sorted(results.files, key=lambda name: name.endswith(".json")):  # which announce the other files
+        for name in sorted(results.files, key=lambda name: name.endswith(".json")):  # results.json comes last
             opened.store.write(f"report/{name}", results.files[name])
     (progress or RunProgress()).stage_finished("report", opened.store.address("report/index.html"))
     return results
@@ -208,7 +208,7 @@ def _description(opened: Run) -> dict[str, Any]:
 
 
 def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
-    """Return the facts that repeat the run."""
+    """Return the facts with which a reader can repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = redacted(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
     by_uri = config.std is not None and all(source.scheme != GIVEN for source in config.classifiers.values())
@@ -224,9 +224,9 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
 
 
 def _batches(opened: Run, content_hash: str) -> Iterator[tuple[AttackRecords | None, EvaluateRecords]]:
-    """Yield the rows of the attack, which `search.first` limits, and of the evaluation.
+    """Yield the rows of the attack stage, for at most `search.first` images, and of the evaluation, batch by batch.
 
-    Each batch has some partitions, so that memory does not grow with their number.
+    Each batch has a few partitions, so that memory does not grow with the number of partitions.
     """
     steps, first, std = steps_of(opened), opened.config.search.first, opened.config.std
     seen = None if first is None else torch.arange(first)
@@ -242,7 +242,7 @@ def _batches(opened: Run, content_hash: str) -> Iterator[tuple[AttackRecords | N
 
 
 def _bits_notes(*stages: Iterable[PartitionSummary]) -> tuple[str, ...]:
-    """Return a note on each device on which passes do not repeat their bits."""
+    """Return a note on each device on which repeated passes differ in their last bits."""
     devices = sorted({each.device for summaries in stages for each in summaries if not each.repeatable})
     return tuple(
         f"On {device}, two passes over the same images differ in the last bits. A repeated run decides all but "
@@ -273,14 +273,14 @@ def _red_flags(opened: Run, content_hash: str) -> tuple[str, ...]:
 def _second_opinion(
     opened: Run, survival: tuple[SurvivalStep, ...]
 ) -> tuple[tuple[SurvivalStep, ...], tuple[str, ...]]:
-    """Return the steps with what the unmodified package broke after ours, and a sentence about it."""
+    """Return the steps, with the images that the unmodified package broke as the last one, and a sentence about it."""
     check = cross_check(opened.config)
     if check is None:
         return survival, ()
     package = str(opened.config.evaluate.check)
     try:
         n_done = len(check.finished(opened))
-    except ContentHashMismatch:  # an opinion on another choice
+    except ContentHashMismatch:  # the check attacked an earlier choice
         n_done = 0
     if n_done < len(opened.partitions):
         return survival, (f"The check by {package} is not complete. Run: mixednuts evaluate",)

@@ -27,9 +27,10 @@ from .worst_images import WorstImage, WorstTally
 
 TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
 BLACK_BOX_NOTE = (
-    "The standard classifier is a black box. Its robustness is known only on the images attacked on the robust "
-    "classifier, whose gradients alone the attacks on the mixed classifier followed. Every result was verified on the "
-    "mixed classifier itself. An adversary with gradients of the standard classifier may find more."
+    "The standard classifier is a black box. Its robustness was measured only on the adversarial examples of the "
+    "robust classifier. The attacks on the mixed classifier followed the gradients of the robust classifier alone. "
+    "Every result was verified on the mixed classifier itself. An adversary with gradients of the standard classifier "
+    "may find more."
 )
 
 BLACK_BOX_ROB_NOTE = (
@@ -61,9 +62,9 @@ class RunResults:
     clean_only: tuple[int, int] = (0, 0)  # clean images that only `mixed` has right, and only `rob`
     margins: tuple[MarginGroup, ...] = ()
     splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
-    stages: tuple[AccuracyRow, ...] = ()  # images seen and not seen by the search, then complete added stages
+    stages: tuple[AccuracyRow, ...] = ()  # `mixed` on images that the search saw and on others, then added stages
     tables: Mapping[str, Table] = field(default_factory=dict)  # tables from added stages, by title
-    warm_start: Sequence[tuple[int, int, int]] = ()  # images that it broke: sample id, label, predicted class
+    warm_start: Sequence[tuple[int, int, int]] = ()  # images that this step broke: sample id, label, predicted class
     certified: Certified | None = None  # certificates, if a stage computed them
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
@@ -77,7 +78,7 @@ class RunResults:
         """Return the outcome of the search.
 
         Raises:
-            InvalidInputError: if the run has no `std` and so no search.
+            InvalidInputError: if the run has no `std`, and therefore no search.
         """
         if self.found is None:
             raise InvalidInputError(f"run {self.run_id} has no `std`, so nothing was searched")
@@ -171,13 +172,14 @@ def gather_results(
     """Count what the stages stored.
 
     Args:
-        batches: rows of the evaluate stage, and those of the attack stage about the first of the same images.
-        search: what the search chose; None for a run without `std`, which attacks `rob` alone.
+        batches: rows of the attack stage and of the evaluate stage about the same images. The rows of the attack stage
+            may end earlier, or be None.
+        search: the outcome of the search; None for a run without `std`, which attacks `rob` alone.
         attacks: the attack on each of `std`, `rob` and `mixed`, in words.
         description: fields of `RunResults` that describe the run.
 
     Raises:
-        InvalidInputError: if there are no rows, or if two sets of rows are about different images.
+        InvalidInputError: if there are no rows, or if the rows of a batch are about different images.
     """
     if search is None:
         rob_tally = _AttackTally()
@@ -265,10 +267,10 @@ class _AttackTally:
 
     def __init__(self) -> None:
         self._steps, self._n_images, self._n_robust = Counter[str](), 0, 0
-        self.warm_start: list[tuple[int, int, int]] = []  # images that it broke: sample id, label, predicted class
+        self.warm_start: list[tuple[int, int, int]] = []  # as in `RunResults`
 
     def add(self, rows: EvaluateRecords) -> None:
-        """Add rows of the evaluate stage; the columns `mixed` hold the logits of the attacked classifier."""
+        """Add rows of the evaluate stage, whose fields `mixed_...` hold the logits of the attacked classifier."""
         right_N = standing_N = rows.mixed_clean_NK.argmax(dim=1) == rows.labels_N
         self._n_images += len(rows.labels_N)
         self._n_robust += int(rows.robust_N.sum())
@@ -358,12 +360,12 @@ def kept_predicted(results: RunResults, entry: Choice) -> Count:
 
 
 def asked(results: RunResults) -> int:
-    """Return the number of images that beta asks to retain."""
+    """Return the number of images that beta requires to remain robust."""
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
 
 
 def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
-    """Return beta -> the retention that the last round measured for the current choice of this beta."""
+    """Return a dict from beta to the retention that the last refinement round measured for the current choice."""
     current = {beta: entry.settings() for beta, entry in search.by_beta().items()}
     return {
         entry.beta: Count(kept, done.of)
@@ -394,7 +396,7 @@ def rounds_table(results: RunResults) -> Table:
 
 
 def summary_sentences(results: RunResults) -> tuple[str, ...]:
-    """Return the outcome: decisions by `std`, clean accuracy, robustness, and the next step if nothing was gained."""
+    """Return the outcome in sentences: decisions by `std`, clean accuracy, robustness, and what to try next."""
     rob = results.row("rob")
     if results.kept is None:
         return (
@@ -427,7 +429,7 @@ def _retention_sentence(results: RunResults) -> str:
 
 
 def _next_step(results: RunResults, low: float) -> tuple[str, ...]:
-    """Return what to try if the mixed classifier is the robust one, or no better on clean images."""
+    """Return what to try if the mixed classifier is not more accurate than the robust one on clean images."""
     step = "Try a smaller beta, more images, or a larger grid."
     if not results.n_std_decides:
         return (f"The mixed classifier answers exactly as the robust classifier does. {step}",)
@@ -435,7 +437,7 @@ def _next_step(results: RunResults, low: float) -> tuple[str, ...]:
 
 
 def attack_sentence(results: RunResults) -> str:
-    """Return what each row of the accuracy table was attacked with."""
+    """Name the attack of each row of the accuracy table."""
     rows: dict[str, list[str]] = {}
     for row in (*results.accuracy, *results.stages):
         rows.setdefault(row.attack, []).append(row.classifier)

@@ -36,7 +36,7 @@ class SurvivalStep(Count):
 
 @dataclass(frozen=True)
 class StageCost:
-    """The cost of one stage; rows reused from another run count with their cost there."""
+    """The cost of one stage; rows that another run computed count with the cost that they had in that run."""
 
     stage: str
     images: int
@@ -45,9 +45,9 @@ class StageCost:
     devices: tuple[str, ...]  # names of accelerators, or "cpu"
     core_hours: float  # cores held x time, for workers without an accelerator
     gpu_hours: float  # accelerators, or shares of one, held x time
-    wall_seconds: float | None  # on the clock of this run; None if it computed none of the rows
-    n_forward: int  # images passed forward
-    n_backward: int
+    wall_seconds: float | None  # duration in this run; None if this run computed none of the rows
+    n_forward: int  # forward passes of images
+    n_backward: int  # backward passes of images
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -92,7 +92,7 @@ class ParameterFacts(_Facts):
 
 
 class RetentionFacts(_Facts):
-    """Robust images of `rob` that beta requires, and that are predicted and measured to remain robust."""
+    """How many robust images of `rob` must remain robust for `mixed`, and how many are predicted and measured to."""
 
     beta: float
     asked: int

@@ -1,6 +1,6 @@
-"""One table for every place: terminal, CSV, LaTeX, Markdown and HTML show the same columns, rows and numbers.
+"""Tables that are written to the terminal, CSV, LaTeX, Markdown and HTML with the same columns, rows and numbers.
 
-A column has a name for scripts (`one_minus_alpha`); `HEADINGS` has its headings in words and in LaTeX.
+A column has a name for scripts (`one_minus_alpha`). `HEADINGS` has the heading of a column in words and in LaTeX.
 """
 
 import csv
@@ -58,7 +58,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     bold: Annotated[str | None, Field(exclude=True)] = None  # first cell of the row that stands out
-    printed: Annotated[Sequence[str] | None, Field(exclude=True)] = None  # what a paper has room for
+    printed: Annotated[Sequence[str] | None, Field(exclude=True)] = None  # the columns in LaTeX and on a phone
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Cell]], *, bold: str | None = None) -> "Table":
@@ -81,7 +81,7 @@ class Table:
         return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed)
 
     def terminal(self, width: int, title: str = "") -> rich_table.Table:
-        """Return the table for a console of this width; counts lose their intervals to fit."""
+        """Return the table for a console of this width; intervals are left out if the table is too wide."""
         whole = self._rich(title, intervals=True)
         fits = Console(width=10_000).measure(whole).minimum <= width
         return whole if fits else self._rich(title, intervals=False)
@@ -135,7 +135,7 @@ class Table:
         return "\n".join([*head, *(line([cell_text(cell) for cell in row]) for row in self.rows)])
 
     def as_html(self, caption: str = "", css: str = "stack") -> Markup:
-        """Write a `<table>` of the page, in which every text is escaped."""
+        """Return a `<table>` for the page; every text is escaped."""
         return rendered("reports", "table.html", table=self, caption=caption, css=css, kinds=self._kinds(), **_CELLS)
 
     def to_json(self) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""A run's tables: which there are, as files for scripts and papers, and the report as the terminal shows it."""
+"""Write the tables of a run as files for scripts and papers, and print the report in the terminal."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,7 +45,7 @@ def search_table(search: SearchResult) -> Table:
 
 
 def survival_table(results: RunResults) -> Table:
-    """Return the images that are correct after each step of the attack, and those that it broke."""
+    """Return the images that are correct after each step of the attack, and those that the step broke."""
     return Table(["after", "correct", "broken"], [[step.step, step, step.lost] for step in results.survival])
 
 

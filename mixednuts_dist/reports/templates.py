@@ -1,4 +1,4 @@
-"""Pages, cards and forms: Jinja templates in the folder of the package that fills them."""
+"""Fill the Jinja templates of pages, model cards and forms; each package has its templates in its own folder."""
 
 import base64
 import functools
@@ -14,13 +14,13 @@ def rendered(package: str, template: str, /, **content: Any) -> Markup:
 
 
 def png_uri(content: bytes) -> str:
-    """Return a PNG as an address that fetches nothing."""
+    """Return a PNG as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 @functools.cache
 def _environment(package: str) -> Environment:
-    """Return the templates of a package, which may include those of the reports."""
+    """Return the environment of a package's templates, which may include templates of the reports."""
     return Environment(
         loader=ChoiceLoader([PackageLoader("mixednuts_dist", folder) for folder in (package, "reports")]),
         autoescape=lambda name: str(name).endswith(".html.j2"),

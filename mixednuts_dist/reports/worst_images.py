@@ -1,4 +1,4 @@
-"""The images that a person should look at, broken without need or robust by the smallest margins, as pictures.
+"""Choose the images that a person should look at, broken by mixing or robust by a small margin, and draw them.
 
 Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with values in [0, 1].
 """
@@ -33,12 +33,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class WorstImage:
-    """One image before and after the adaptive attack on the mixed classifier; the pixels are read last."""
+    """One image before and after the adaptive attack on the mixed classifier; `pixels` are read once it is chosen."""
 
     sample_id: int
     label: int
     reason: Reason
-    rob_survives: bool  # its own minimum-margin attack
+    rob_survives: bool  # whether `rob` remains robust under its own MMAA
     predictions: tuple[Prediction, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
     pixels: Annotated[tuple[Any, ...], Field(exclude=True)] = ()  # the clean and the attacked image, C x H x W
 
@@ -49,7 +49,7 @@ def margin_text(margin: float) -> str:
 
 
 class WorstTally:
-    """Keeps the few images of all batches that stand out."""
+    """A selection of a few images, updated batch by batch."""
 
     def __init__(self) -> None:
         self._found: dict[Reason, list[tuple[tuple[bool, float], WorstImage]]] = {"lost": [], "narrow": []}
@@ -72,7 +72,7 @@ class WorstTally:
             self._found[reason] = sorted(self._found[reason], key=lambda found: found[0])[:N_EACH]
 
     def chosen(self) -> tuple[WorstImage, ...]:
-        """Return the lost images, then the narrow ones."""
+        """Return the images with the reason "lost", then those with the reason "narrow"."""
         return tuple(image for found in self._found.values() for _, image in found)
 
 

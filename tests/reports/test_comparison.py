@@ -74,7 +74,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(two_runs: tuple[Path
     with pytest.raises(InvalidInputError, match=r"24 images of digits.*12 of digits.*not about the same images"):
         comparison.compare([run, other])
     harder = replace(run, config=run.config.with_changes(threat={"eps": 0.3}))
-    with pytest.raises(InvalidInputError, match="have other threat models"):
+    with pytest.raises(InvalidInputError, match="have different threat models"):
         comparison.compare([run, harder])
 
 
