@@ -67,7 +67,7 @@ def test_several_templates_are_averaged(classes: Path) -> None:
         ("openclip:tiny-clip?pretrained=none", "needs classes=FILE"),
         ("openclip:tiny-clip?pretrained=none&classes=CLASSES&template=a photo", "has no {} where the class goes"),
         ("openclip:tiny-clip?classes=CLASSES", "pretrained is missing; it has: none, or none"),
-        ("openclip:ViT-B-32?pretrained=openia&classes=CLASSES", "no weights of it; it has: openai, laion"),
+        ("openclip:ViT-B-32?pretrained=openia&classes=CLASSES", "nor a tag of it; it has: openai, laion"),
         ("openclip:ViT-B-31?pretrained=none&classes=CLASSES", "open_clip has no model 'ViT-B-31'"),
         ("openclip:tiny-clip?pretrained=none&classes=gone.txt", "FileNotFoundError: .*gone.txt"),
     ],
