@@ -1,4 +1,4 @@
-"""The command `mixednuts`. Heavy libraries are imported once the configuration has been checked."""
+"""The command `mixednuts`. Libraries that load slowly are imported only after the configuration has been checked."""
 
 import click
 
@@ -30,7 +30,7 @@ REPLACED = {
 
 
 class _Sections(click.Group):
-    """A group whose help lists the commands in the order in which one needs them."""
+    """A group whose help lists the commands by section, in the order in which users need them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

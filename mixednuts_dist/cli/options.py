@@ -1,4 +1,4 @@
-"""Options, errors and interrupts that the commands share, and a configuration with the way it was typed."""
+"""Options, error messages and signal handling of all commands, and the context in which a command was called."""
 
 import difflib
 import functools
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 INTERRUPTED = "Interrupted."
 RESUMES = f"{INTERRUPTED} Finished partitions are stored; run the same command to resume."
-_AT_ONCE = 2.0  # seconds between signals of one cause: `uv run` passes on what the whole process group receives
+# Signals within this many seconds count as one, because `uv run` passes on a Ctrl-C that this process receives too.
+_AT_ONCE = 2.0
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _ABOUT = {
     "CONFIG": "CONFIG is a YAML file; `mixednuts init` writes one to start from.",
@@ -80,7 +81,7 @@ class Command(click.Command):
     """A command whose help explains its arguments and shows examples.
 
     Args:
-        examples: what to type after `mixednuts`; a test parses each of them.
+        examples: command lines without `mixednuts`; a test parses each of them.
     """
 
     def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
@@ -95,7 +96,7 @@ class Command(click.Command):
 
 
 def write_examples(formatter: click.HelpFormatter, about: list[str], commands: tuple[str, ...]) -> None:
-    """Write the end of a help text: what the arguments are, and commands to copy."""
+    """Write the end of a help text, which explains the arguments and lists commands to copy."""
     formatter.write_paragraph()
     if about:
         formatter.write_text(" ".join(about))
@@ -114,7 +115,7 @@ def typed(
     command: str, source: str, overrides: tuple[str, ...] = (), *, local: bool = False, address: str | None = None,
     trust: bool = False,
 ) -> str:  # fmt: skip
-    """Return a command as one types it, with the options that this one received.
+    """Return the command line of a command, with the options of the current one.
 
     >>> typed("run", "my runs.yaml", ("data.n=8",), local=True)
     "mixednuts run 'my runs.yaml' --set data.n=8 --local"
@@ -127,13 +128,13 @@ def typed(
 
 
 def messages() -> Console:
-    """Return the console for everything that is not a result: stderr, one line per message, no markup."""
+    """Return the console for all output except results, which writes to stderr without markup and line breaks."""
     return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command with its configuration, and how the two were typed."""
+    """The configuration of a command, and the arguments with which the command was called."""
 
     config: RunConfig
     console: Console
@@ -144,14 +145,17 @@ class Invocation:
     overrides: tuple[str, ...] = ()
 
     def typed(self, command: str) -> str:
-        """Return another command on the same configuration."""
+        """Return the command line of another command on the same configuration."""
         return typed(command, self.source, self.overrides, local=self.local, address=self.address, trust=self.trust)
 
     def require_inputs(self) -> None:
-        """Check what the configuration names, then report the run id, because PyTorch takes seconds to load.
+        """Check that everything that the configuration names exists, then print the run id.
+
+        The run id is printed before PyTorch is loaded, which takes seconds.
 
         Raises:
-            MixedNutsError: as in `uris`; ConfigError for an untrusted run that references code or files elsewhere.
+            ConfigError: for an untrusted run that references code or files elsewhere.
+            MixedNutsError: for missing files, as in `uris`.
         """
         config = self.config
         if not config.trusted and (outside := config.outside()):
@@ -166,8 +170,9 @@ class Invocation:
     def on_workers(self, work: Callable[..., Any], prints: Console | None = None) -> Any:
         """Call `work` with a progress display and an executor that starts when it is first needed.
 
-        Ray and classifiers print on stdout, also below Python. In here that goes to stderr, because only a command's
-        result belongs on stdout. The console `prints` of `work` writes to stdout at once.
+        Ray and classifiers print to stdout, partly from native code. During `work`, this output goes to stderr, because
+        only the result of a command belongs on stdout. `prints` is a console for results, which `work` uses: it still
+        writes to stdout.
         """
         from ..distributed.executor import make_executor
         from .terminal import LogProgress, TerminalProgress
@@ -187,8 +192,8 @@ class Invocation:
 
 @contextmanager
 def _stdout_on_stderr() -> Iterator[IO[str]]:
-    """Redirect Python's stdout and file descriptor 1 to stderr, and yield what still leads to stdout."""
-    if sys.stdout is None:  # it is closed, and the descriptor may be another file's
+    """Redirect Python's stdout and file descriptor 1 to stderr, and yield a file that still writes to stdout."""
+    if sys.stdout is None:  # stdout is closed, and descriptor 1 may belong to another file
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             yield nowhere
         return
@@ -214,18 +219,19 @@ def run_command(
     before: Callable[[Any], Any] | None = None,
     sets: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command on CONFIG: the function receives an `Invocation` and its other options.
+    """Return a decorator that makes a command on CONFIG of a function.
 
-    The configuration is checked in a fraction of a second; the function imports what takes seconds.
+    The function receives an `Invocation` and its other options. The configuration is checked first, which takes a
+    fraction of a second. Libraries that take seconds to load are imported inside the function.
 
     Args:
-        examples: for its help.
-        runs: whether it also takes RUN, and --trust-code.
-        workers: whether it takes --address and --local.
-        logs: whether it takes -v and --log-format.
-        as_json: whether it takes --json.
+        examples: command lines for the help.
+        runs: whether the command also accepts RUN, and --trust-code.
+        workers: whether the command accepts --address and --local.
+        logs: whether the command accepts -v and --log-format.
+        as_json: whether the command accepts --json.
         interrupted: the message after a signal.
-        before: an argument in front of CONFIG.
+        before: an argument before CONFIG.
         sets: options that set a key of the configuration, option -> key.
     """
 
@@ -262,7 +268,7 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
     """Load the configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run.
 
     Args:
-        trust: whether the code and files that a run references may be used; CONFIG is the user's own.
+        trust: whether the code and files that RUN references may be used; those of CONFIG may always be.
         local: whether the command uses worker processes instead of Ray.
 
     Raises:
@@ -293,12 +299,12 @@ def is_run(source: str, *, or_storage: bool = False) -> bool | None:
     """Return whether `source` is RUN (a folder or URI) and not CONFIG (a file); None for a storage of runs.
 
     Args:
-        or_storage: whether a storage is an answer too.
+        or_storage: whether a folder or URI without a run counts as a storage.
 
     Raises:
-        MissingArtifact: for a name that is none of them.
+        MissingArtifact: if no such file or folder exists.
     """
-    if "://" in source or os.path.isdir(source):  # noqa: PTH112, it returns False for a name that is too long
+    if "://" in source or os.path.isdir(source):  # noqa: PTH112, os.path.isdir returns False for a name that is too long
         if not or_storage or _store(source).exists("run.yaml"):
             return True
         return None
@@ -315,7 +321,7 @@ def _store(uri: str) -> "Store":
 
 
 def no_run(source: str) -> str:
-    """Return what every command answers if there is neither a run nor a configuration at `source`."""
+    """Return the error message for a `source` that is neither a run nor a configuration file."""
     folder, _, name = source.rstrip("/").rpartition("/")
     with suppress(OSError):
         if close := difflib.get_close_matches(name, os.listdir(folder or "."), n=1):  # noqa: PTH208
@@ -340,7 +346,7 @@ def run_folder(source: str) -> "Store":
 
 
 def rows_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
-    """Open the store of everything that runs with the name of RUN, or of CONFIG's run, share."""
+    """Open the store that a run shares with all runs of the same name; `source` is RUN or CONFIG."""
     from ..config.run_config import RUNS
     from ..stages.runs import run_store
     from ..storage.outages import FIRST_ANSWER_SECONDS
@@ -362,7 +368,7 @@ def reported(interrupted: str = INTERRUPTED) -> Iterator[Console]:
     with _interruptible(received):
         try:
             yield console
-            if received:  # code that swallows exceptions, such as a destructor, may have taken it
+            if received:  # the KeyboardInterrupt may be lost, for example in a destructor, which swallows exceptions
                 raise KeyboardInterrupt
         except (Exception, KeyboardInterrupt) as error:
             # In the middle of an import or inside Ray an interrupt may become an error of any kind.
@@ -398,7 +404,7 @@ def _interruptible(received: list[int]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    # Under nohup SIGHUP is ignored, and stays so.
+    # A signal that is ignored stays ignored, for example SIGHUP under nohup.
     listened = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, interrupt) for number in listened}
     try:
@@ -409,7 +415,7 @@ def _interruptible(received: list[int]) -> Iterator[None]:
 
 
 def _configure_logging(console: Console) -> None:
-    """Write log lines through the console that draws the progress bar, so that neither cuts the other in two.
+    """Write log lines through the console that draws the progress bar, so that they do not overwrite each other.
 
     Without a terminal each record is one line that begins with the time.
     """

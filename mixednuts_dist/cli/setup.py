@@ -77,7 +77,7 @@ def check(config: str, overrides: tuple[str, ...], *, local: bool, fetch: bool) 
         loaded = config_of(config, overrides, local=local)
         from ..stages.stage import stages_of
 
-        stages_of(loaded)  # refuses what its stages cannot do together
+        stages_of(loaded)  # raises for settings that the stages cannot combine
         if fetch:
             _fetch(loaded, console)
         problems = [*_missing(loaded), *_storage_problems(loaded)]
@@ -183,7 +183,7 @@ def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
 
 
 def _print_sizes(config: RunConfig, as_json: bool) -> None:
-    """Print the sizes of `std`, `rob` and `mixed`, or of `rob` alone, for one image; that of a black box is unknown."""
+    """Print the parameters, and the GFLOPs for one image, of each classifier; a black box has question marks."""
     from ..classifiers.base_classifiers import measure_uris
     from ..images.datasets import open_dataset
 
@@ -211,7 +211,7 @@ def _print_estimate(estimate: "Estimate", console: Console) -> None:
     say = partial(console.print, highlight=False, soft_wrap=True)
     for name, seconds in estimate.pass_seconds.items():
         times = f"{1000 * seconds.forward:.3g} ms forward, {1000 * seconds.both:.3g} ms forward and backward"
-        say(f"{name:<8} {times}, an image in a full batch")
+        say(f"{name:<8} {times} per image in a full batch")
     for stage in estimate.stages:
         forward, backward = stage.passes
         say(

@@ -126,13 +126,13 @@ def _stage(given: Invocation, name: str) -> None:
 
     try:
         tables = stage_tables(opened, [stage])
-    except MissingArtifact as missing:  # the stage is done, and its table needs the search
+    except MissingArtifact as missing:  # the stage is done, but its table needs the result of the search
         given.console.print(f"no table yet: {missing}")
         return
     for title, table in tables.items():
         print_table(table, Console(), title)
     if name in given.config.added_stages():
-        given.console.print(f"Next, the whole run, with this table in its report: {given.typed('run')}")
+        given.console.print(f"Next, run all stages. The report will have this table: {given.typed('run')}")
 
 
 def _search(given: Invocation) -> None:

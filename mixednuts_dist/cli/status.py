@@ -1,7 +1,8 @@
-"""`status`: the progress of a run, or of all runs of a storage, from their files alone, on any machine that reads them.
+"""Show the progress of a run, or list the runs of a storage (`status`).
 
-Speed and time left follow from the times in the files' footers. There are no heartbeats: the age of the last finished
-partition shows whether a stage is running.
+The command reads only stored files, so it works on any machine that can read the storage. Speed and time left follow
+from the times in the files' footers. Runs send no heartbeats, but the age of the last finished partition shows whether
+a stage is running.
 """
 
 import io
@@ -46,7 +47,7 @@ from .options import (
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
 _COLUMNS = ("data", "threat", "clean", "robust", "beta", "gpu_hours", "core_hours", "finished", "state")
 _WATCH_SECONDS = 5.0
-_WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
+_WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # width that fits all columns; those that fit in 80
 
 
 @command("status mine.yaml --watch", "status runs/mine/runs/mine-0af3c2d1 --verify", "status s3://bucket/runs")
@@ -110,7 +111,7 @@ def storage_runs(storage: str, *, trusted: bool = False) -> list[dict[str, Any]]
 
 
 def _run_row(store: Store, name: str, trusted: bool) -> dict[str, Any] | None:
-    """Return None for a folder that does not hold a run."""
+    """Return the row of a run, or None for a folder that does not hold a run."""
     row: dict[str, Any] = {"run": name, **dict.fromkeys(_COLUMNS)}
     try:
         return {**row, **_run_cells(stored_run(store, trusted=trusted))} if store.exists(RUN) else None
@@ -143,7 +144,7 @@ def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Pa
     """Return the stages of a run in order, each with the summaries of its finished partitions.
 
     Args:
-        searched: whether the search has chosen a mixed classifier; the stages that attack it have no rows before.
+        searched: whether the search has chosen a mixed classifier. Before that, stages that attack it have no rows.
     """
     return [
         (stage, [*stage.finished(run).values()] if searched or stage.model_name(run.config) == "rob" else [])
@@ -175,7 +176,7 @@ def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage: what is done, the running accuracy, speed and cost; None if the files do not show a value."""
+    """The status of one stage: progress, accuracy so far, speed and cost. Unknown values are None."""
 
     stage: str
     classifier: str  # whose accuracy it is
@@ -197,7 +198,7 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """All of a run."""
+    """The status of a run."""
 
     run_id: str
     uri: str
@@ -205,7 +206,7 @@ class RunStatus:
     searched: bool | None  # None without `std`
     reported: bool
     started: bool  # False until a driver has tried the images and the classifiers
-    failed: tuple[str, ...]  # logs of quarantined partitions
+    failed: tuple[str, ...]  # addresses of the logs of quarantined partitions
     notes: tuple[str, ...]  # caveats about the evaluation's settings
 
 
@@ -289,7 +290,7 @@ def _cells(stage: StageStatus) -> list[Cell]:
 
 
 def _pace_text(stage: StageStatus) -> str:
-    """Describe the age of the last result, the speed, the time left and the cost."""
+    """Write the age of the last result, the speed, the time left and the cost in one line."""
     parts = []
     if stage.images_left and stage.last_finished_seconds_ago is not None:
         parts.append(f"last images finished {seconds_text(stage.last_finished_seconds_ago)} ago")

@@ -1,4 +1,4 @@
-"""Progress while a run works: a bar on a terminal, a line every few seconds in a log file, or JSON records."""
+"""Show the progress of a run as a bar on a terminal, as a line every few seconds in a log file, or as JSON records."""
 
 import logging
 import time
@@ -24,12 +24,12 @@ from ..storage.records import PartitionSummary
 
 logger = logging.getLogger(__name__)
 
-_COLUMNS, _STAGE_COLUMNS = 80, 8  # a log line begins with the time in addition
+_COLUMNS, _STAGE_COLUMNS = 80, 8  # width of a line and of the stage's name; in a log file, the time precedes both
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 _CHECK = "check"  # the stage in which the unmodified package attacks some of the robust images
 LINE_EVERY_SECONDS = 5.0
 LINE_AT_LEAST_SECONDS = 60.0  # even if no partition is finished
-_SPEED_SECONDS = 24 * 3600.0  # the speed is that of the whole stage, since partitions are finished in jumps
+_SPEED_SECONDS = 24 * 3600.0  # average over the whole stage, because many partitions may finish at the same time
 
 
 class TerminalProgress(RunProgress):
@@ -67,7 +67,7 @@ class TerminalProgress(RunProgress):
             self._log(stage, f"{n_done}/{n_images} images")
 
     def doing(self, message: str) -> None:
-        """Show what happens now, before a stage begins."""
+        """Print what happens before a stage begins."""
         self._log("run", message)
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:
@@ -136,7 +136,7 @@ class TerminalProgress(RunProgress):
 
 
 class LogProgress(TerminalProgress):
-    """The same lines as records of the log."""
+    """A `TerminalProgress` that writes its lines to the log."""
 
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()

@@ -64,12 +64,12 @@ def _travelling(config: str, storage: str) -> str:
     """Return the path of the configuration in the job; its storage must be outside the job's temporary folder."""
     if "://" not in storage and not Path(storage).is_absolute():
         raise ClusterError(
-            f"storage={storage!r} would lie in the job's temporary folder; give --set storage=s3://bucket/prefix, or "
-            f"the absolute path of a folder that every node shares"
+            f"storage={storage!r} would be in the job's temporary folder. Give --set storage=s3://bucket/prefix, or "
+            "the absolute path of a folder that every node shares"
         )
     path = Path(config).resolve()
     if not path.is_relative_to(Path.cwd()):
-        raise ClusterError(f"{path} does not lie below {Path.cwd()}, the folder that travels to the cluster")
+        raise ClusterError(f"{path} is not in {Path.cwd()}, the folder that `submit` uploads. Move it there")
     return str(path.relative_to(Path.cwd()))
 
 
@@ -233,7 +233,7 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
                 console.print("writing the adversarial images and the forms")
                 written, missing = export_submission(run, folder, beta=beta, trust_code=trust_code)
                 if missing:
-                    console.print(f"the run left out {missing:,} images of the test set; RobustBench wants all")
+                    console.print(f"the run left out {missing:,} images of the test set; RobustBench requires all")
             else:
                 found = read_run(run, beta=beta, trust_code=trust_code)
                 console.print(f"loading the classifiers of {found.run_id}, writing weights, parameters and card")

@@ -1,7 +1,7 @@
-"""The material of studies: a run after attack and search, rows of its variants, and Algorithm 1 on rows.
+"""The data for studies: a run after its attack and search stages, the rows of its variants, and Algorithm 1 on rows.
 
-A variant is a stage's task with other settings on the same partitions. The same pool writes its rows to
-`studies/rows/<content hash>/` of the run, so variants are distributed, resumable and shared by the studies.
+A variant is a stage's task with other settings on the same partitions. The workers write its rows to
+`studies/rows/<content hash>/` in the folder of the run, so variants are distributed, resumable and shared by studies.
 
 Shapes: N images, K classes.
 """
@@ -64,7 +64,7 @@ class Measured:
 
 
 class Bench:
-    """One configuration on one executor; everything is computed when it is first read.
+    """One configuration and one executor; each property is computed when it is first read.
 
     Args:
         full: the configured budgets on all images, instead of the reduced ones.
@@ -85,7 +85,7 @@ class Bench:
     ) -> None:
         if config.std is None:
             raise ConfigError(
-                "studies need both base classifiers, and this configuration has std: null; name a classifier"
+                "studies need both base classifiers, and this configuration has std: null. Name a classifier"
             )
         self.config, self.executor, self.progress = config, executor, progress or RunProgress()
         self.full = full
@@ -93,7 +93,7 @@ class Bench:
 
     @cached_property
     def store(self) -> Store:
-        """Return the run's folder; no stage is run for it."""
+        """Return the run's folder without running a stage."""
         return open_run(self.config).store
 
     @cached_property
@@ -162,7 +162,7 @@ class Bench:
     def reduction(self) -> tuple[str, ...]:
         """Return remarks on budgets that are smaller than configured; none with `full`."""
         if self.full:
-            return (f"Attacked{self._part_text()}: no more rows are held at a time.",) if self._part_text() else ()
+            return (f"Attacked{self._part_text()}: more rows do not fit in memory.",) if self._part_text() else ()
         attacks = f"{' + '.join(self.budget.attacks)} with {self.budget.n_iter} iterations"
         return (f"Reduced: {attacks}{self._part_text()}; --full takes the configured attacks and all images.",)
 
@@ -195,9 +195,13 @@ class Bench:
     def attacked(
         self, label: str, logit_map: LogitMap | None = None, *, rob: str | None = None, **changes: Any
     ) -> AttackRecords:
-        """Attack `rob`, or another classifier, by MMAA after a map (by default LayerNorm), with other keys of `attack`.
+        """Attack `rob` or another classifier by MMAA, with some keys of `attack` changed.
 
-        The columns of `rob` hold the logits of the other classifier.
+        Args:
+            label: the name of the attack in the progress display.
+            logit_map: the map after which margins are minimized; by default LayerNorm.
+            rob: the URI of another classifier, whose logits the columns of `rob` then hold.
+            changes: keys of `attack` and their values.
         """
         attack = self.config.attack.with_changes(**changes)
         part = self._part(self.run if rob in (None, self.config.rob) else open_run(self.config.with_changes(rob=rob)))
@@ -236,7 +240,7 @@ class Bench:
     def _part(self, opened: Run) -> Run:
         """Return the run cut to the first images, in whole partitions, whose rows stay valid for the whole run.
 
-        With `full` to as many as the search would hold, which is all of them but in a very large run.
+        With `full`, the number of images is limited only by the memory that the search may use.
         """
         size, inputs = opened.partition_size, opened.inputs
         most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
@@ -260,7 +264,7 @@ def select(rows: AttackRecords, grid: Grid, criterion: str) -> Selection:
     """Run Algorithm 1 on these rows in this process.
 
     Raises:
-        InvalidInputError: if `rob` retains none of the images, or if no candidate is left.
+        InvalidInputError: if `rob` is robust on none of the images, or if no candidate can be used.
     """
     cached = CachedLogits(
         rows.rob_clean_NK, rows.rob_attacked_NK, rows.labels_N, std_pred_B=rows.std_clean_NK.argmax(dim=1)
@@ -276,7 +280,7 @@ def only(grid: Grid, choice: Choice) -> Grid:
 def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
     """Return a mixed classifier with any map of the logits of `rob`, and the alpha that retains a share beta.
 
-    The margin threshold is the order statistic of Algorithm 1 on signed margins; a negative one counts as 0.
+    The margin threshold is the order statistic of Algorithm 1 on signed margins; a negative threshold is replaced by 0.
     """
     mapped_NK = transform(rows.rob_attacked_NK.double())
     right_N = mapped_NK.argmax(dim=1) == rows.labels_N
@@ -292,14 +296,14 @@ def clean_correct(mixture: Mixture, rows: AttackRecords) -> Tensor:
 
 
 def robust_bound(mixture: Mixture, rows: AttackRecords) -> Tensor:
-    """Return the images that are right under the stored examples whatever `std` answers, (N,) bool."""
+    """Return the images that are right under the stored adversarial examples for any class of `std`, (N,) bool."""
     return robust_lower_bound(rows.rob_attacked_NK, rows.labels_N, mixture)
 
 
 def at_clean_accuracy(rows: AttackRecords, mixture: Mixture, n_correct: int) -> Mixture:
     """Return the mixed classifier with the largest alpha that has `n_correct` of these clean images right.
 
-    It tries 400 values of 1 - alpha from 1e-6 to 1/2; if none has enough images right, it returns the best one.
+    The function tries 400 values of 1 - alpha from 1e-6 to 1/2. If none has enough images right, it returns the best.
     """
     std_NK = tempered_log_probs(rows.std_clean_NK.double(), mixture.temperature)
     rob_NK = mixture.transform(rows.rob_clean_NK.double()).log_softmax(dim=1)

@@ -35,7 +35,8 @@ LAYER_NORM_EXAMPLES = ((0.9, 1.0, 1.1), (-2.0, 1.0, 1.1))  # appendix D.7
 def trajectories(bench: Bench) -> Outcome:  # noqa: ARG001
     """Show how M changes a confident and an uncertain prediction.
 
-    It varies the temperature from the centroid to a vertex, and needs no attack and no image.
+    The temperature varies, which moves a prediction from the centroid of the simplex to a vertex. The study needs no
+    attack and no images.
     """
     mapped = {}
     for example, vector in EXAMPLES.items():
@@ -86,7 +87,7 @@ def temperature_for(logits_3: Tensor, confidence: float) -> float:
 
 
 def top2_gap(probabilities_3: Sequence[float]) -> float:
-    """Return the largest minus the second largest."""
+    """Return the largest probability minus the second largest."""
     first, second, *_ = sorted(probabilities_3, reverse=True)
     return first - second
 
@@ -121,7 +122,7 @@ def _figure(paths: Sequence[Row]) -> Figure:
 def margin_study(bench: Bench) -> Outcome:
     """Compare the confidence margins of `std`, `rob`, `rob` with LN, and `rob` with M.
 
-    Each form of `rob` is attacked to its minimum margin.
+    Each form of `rob` is attacked by its own MMAA.
     """
     transform, ln_k = bench.search.deployed().transform(), bench.search.ln_k
     plain, layer_norm = IdentityTransform(), LayerNormTransform(ln_k)
@@ -134,7 +135,7 @@ def margin_study(bench: Bench) -> Outcome:
         tally.collect(name, "clean", logit_map(attacked.rob_clean_NK), attacked.labels_N)
         tally.collect(name, "attacked", logit_map(attacked.rob_attacked_NK), attacked.labels_N)
     groups = tally.groups()
-    remarks = ("Each form is attacked to its minimum margin by its own MMAA.", *bench.mmaa_reduction)
+    remarks = ("Each form is attacked by its own MMAA, which minimizes its margin.", *bench.mmaa_reduction)
     return Outcome(medians_table(groups), margin_histograms(groups), (ratio_sentence(groups),), remarks)
 
 
@@ -152,7 +153,7 @@ def confidence(bench: Bench) -> Outcome:
     table = Table.of(rows)
     findings = tuple(_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows)
     figure = table_bars(table, *_GROUPS, value="median margin after LayerNorm")
-    remarks = ("All are attacked to their minimum margin by MMAA after LayerNorm.", *bench.mmaa_reduction)
+    remarks = ("MMAA attacks all of them, and minimizes their margins after LayerNorm.", *bench.mmaa_reduction)
     return Outcome(table, figure, findings, (*remarks, *few_robs(bench)))
 
 
@@ -172,5 +173,5 @@ def _benign(name: str, clean_wrong: Cell, attacked_right: Cell) -> str:
     kind = "benign" if attacked_right > clean_wrong else "not benign"
     return (
         f"{name}: median margin {attacked_right:.3f} on attacked and right images, {clean_wrong:.3f} on clean and "
-        f"wrong ones: {kind}."
+        f"wrong ones, so the confidence property is {kind}."
     )

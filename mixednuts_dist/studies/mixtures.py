@@ -140,8 +140,8 @@ def seen_unseen(bench: Bench) -> Outcome:
     differs = ""
     if n_seen != N_SEEN:
         differs = (
-            f"The search saw {n_seen} of {n_images} measured images. The paper's search saw 1,000 and measured the "
-            "rest of a data set too."
+            f"The search saw {n_seen} of {n_images} measured images. In the paper, the search saw 1,000 images, and the "
+            "rest of the data set was measured too."
         )
     return replace(_by_seen(counts), remarks=bench.reduction, differs=differs)
 
@@ -162,7 +162,7 @@ def _by_seen(counts: Mapping[str, tuple[Count, Count]]) -> Outcome:
 def temperature(bench: Bench) -> Outcome:
     """Compare temperatures T = 0, 0.5, and 1 of `std` at the same clean accuracy.
 
-    The weight alpha keeps the clean accuracy.
+    For each temperature, alpha is chosen so that the clean accuracy stays the same.
     """
     base = bench.deployed()
     n_correct = int(clean_correct(base, bench.rows).sum())
@@ -267,14 +267,14 @@ def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float
 
 
 def _crossing(marks: Mapping[str, list[tuple[str, Count, Count]]]) -> tuple[str, ...]:
-    """Count the measured Mixed that some MixedNUTS matches or beats in both accuracies."""
+    """Count the measured Mixed classifiers that a MixedNUTS classifier matches or beats in both accuracies."""
     ours, theirs = marks.get("MixedNUTS", []), marks.get("Mixed", [])
     beaten = sum(
         any(c.correct >= clean.correct and r.correct >= robust.correct for _, c, r in ours)
         for _, clean, robust in theirs
     )
     return (
-        f"One of {len(ours)} measured MixedNUTS matches or beats {beaten} of {len(theirs)} measured Mixed in both "
-        "accuracies.",
+        f"For {beaten} of {len(theirs)} measured Mixed classifiers, one of {len(ours)} measured MixedNUTS classifiers "
+        "is at least as good in both accuracies.",
         *(f"MixedNUTS at beta = {name}: {c.percent:.1f}% clean, {r.percent:.1f}% robust." for name, c, r in ours),
     )

@@ -1,4 +1,4 @@
-"""Studies of perturbations: the surrogate, transfer against bypass, perturbations against h-M."""
+"""Studies of perturbations: the surrogate, transfer compared with the direct gradient bypass, attacks on h-M."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .study import Outcome
 
 # The joint attack on both classifiers is ours; the paper compares without it.
 AS_PUBLISHED: dict[str, Any] = {"joint_starts": 0}
-WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (joint_starts: 0)."
+WITHOUT_JOINT = "As in the paper, neither attack includes the joint attack on std and rob (joint_starts: 0)."
 
 
 @STUDIES("surrogate", section="B.2.1", order=7)
@@ -77,16 +77,16 @@ def approximation(bench: Bench) -> Outcome:
                 "perturbations against": name,
                 "objective (%)": objectives[name],
                 "alpha": best.alpha,
-                "kept with the run's alpha": count(kept[name]),
+                "retained with the run's alpha": count(kept[name]),
                 "rob right": count(found.rob_attacked_correct),
             }
         )
     n_wrong = int((~sources["h-LN"].rob_correct).sum())
     findings = (
         f"The objective goes from {objectives['h-LN']:.1f}% to {objectives['h-M']:.1f}% of {n_wrong} clean and "
-        "wrong images when the perturbations are those against h-M itself.",
+        "wrong images if the perturbations are those against h-M itself.",
         compared(
-            "Kept under the stored perturbations by the run's alpha",
+            "Retained under the stored perturbations with the run's alpha",
             ("against h-LN", kept["h-LN"]),
             ("against h-M", kept["h-M"]),
         ),
@@ -110,5 +110,5 @@ def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
         raise InvalidInputError(
             f"the paper's criterion has no value for s = {chosen.scale:.4g}, p = {chosen.power:.4g}, c = "
             f"{chosen.bias:.4g} at beta = {bench.beta:g}: its threshold there is below 0, or so close to 1 that "
-            "float32 carries no weight for `std`. A run with search.criterion = paper has one"
+            "float32 carries no weight for `std`. Use a run with search.criterion = paper"
         ) from error

@@ -1,4 +1,4 @@
-"""Studies of `rob`: its accuracy after each map, several robust classifiers, and one without gradients."""
+"""Studies of robust classifiers: accuracy after each map, several of them, and one without gradients."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ SQUARE_QUERIES = 1000  # without --full
 def parameter_transfer(bench: Bench) -> Outcome:
     """List s, p, and c that the search selects for several robust classifiers (--rob).
 
-    It also shows what each choice would do on the run's own robust classifier.
+    The study also applies each choice to the run's own robust classifier.
     """
     own, ours = bench.first_rows, rob_name(bench.config.rob)
     columns = ("s", "c", "p", "alpha there", f"clean with them on {ours}", f"robust with them on {ours}, predicted")
@@ -37,7 +37,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
         name, best = rob_name(rob), _selected(bench, bench.other_rows(rob))
         if best is None:
             rows.append({"rob": name, **dict.fromkeys(columns)})
-            findings.append(f"{name}: no image survives its attack, so Algorithm 1 has no answer.")
+            findings.append(f"{name}: no image remains robust or no candidate is left, so Algorithm 1 has no result.")
             continue
         moved = select(own, only(bench.grid(), best), bench.config.search.criterion).for_beta(bench.beta).mixture()
         right[name] = clean_correct(moved, own)
@@ -51,7 +51,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
     ]
     table = Table.of(rows)
     figure = table_bars(table, columns[4], value=f"clean accuracy of the mixture with {ours} (%)")
-    remarks = (*bench.mmaa_reduction, "alpha is found again on the run's own rows; s, p and c are taken over.")
+    remarks = (*bench.mmaa_reduction, "s, p and c are reused, and alpha is found again on the run's own rows.")
     return Outcome(table, figure, tuple(findings), (*remarks, *few_robs(bench)))
 
 
@@ -101,7 +101,7 @@ def black_box(bench: Bench) -> Outcome:
     }
     tried = {name: best for name, best in choices.items() if best is not None}
     remarks = (
-        "The guess is the paper's s = 5, p = 4, c = -1.1, alpha = 0.99875 of CIFAR-10; a transfer takes alpha over.",
+        "The guess is the paper's s = 5, p = 4, c = -1.1, alpha = 0.99875 of CIFAR-10. A transfer reuses alpha too.",
         f"Square as MMAA has {n_queries} queries and leaves {share_text(count(~blind.rob_broken_N))} right, MMAA with "
         f"gradients {share_text(count(~bench.first_rows.rob_broken_N))}.",
         *few_robs(bench),
@@ -144,7 +144,7 @@ def rob_name(uri: str) -> str:
 
 
 def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:
-    """Return the choice of Algorithm 1; None if no image survives or no candidate is left."""
+    """Return the choice of Algorithm 1; None if no image remains robust or no candidate is left."""
     try:
         return select(rows, bench.grid(), bench.config.search.criterion).for_beta(bench.beta)
     except InvalidInputError:

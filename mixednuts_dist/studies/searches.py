@@ -105,8 +105,8 @@ def relaxed_objective(bench: Bench) -> Outcome:
         compared("Clean mixture", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
     )
     remarks = (
-        "The objectives paper and relaxed are shares of clean and wrong images at or above the margin threshold, to "
-        "be small. The objective exact is the share of clean images that the mixture has right, to be large.",
+        "The objectives paper and relaxed are shares of clean and wrong images at or above the margin threshold, and "
+        "are minimized. The objective exact is the share of clean images that the mixture has right, and is maximized.",
     )
     table = Table.of(rows)
     return Outcome(table, table_bars(table, "clean, exact", "robust_predicted"), findings, remarks)
@@ -133,8 +133,8 @@ def assumptions(bench: Bench) -> Outcome:
         ]
     deployed = next(row for row in rows if row["beta"] == f"{bench.beta:g}")
     findings = (
-        f"Assumption 4.1 fails on {deployed['4.1, clean']} of {total} clean images at the deployed beta: rob behind M "
-        "is right there and std is wrong.",
+        f"Assumption 4.1 fails on {deployed['4.1, clean']} of {total} clean images at the deployed beta, on which rob "
+        "after M is right and std is wrong.",
         f"Assumption 4.2 fails on {deployed['4.2, clean']} clean and {deployed['4.2, attacked']} attacked images of "
         f"{total}: M changes the class ({deployed['corrected, clean']} and {deployed['corrected, attacked']} become "
         f"right, {deployed['contaminated, clean']} and {deployed['contaminated, attacked']} become wrong).",

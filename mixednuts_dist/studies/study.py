@@ -1,7 +1,8 @@
-"""A study answers a question of the paper on a run: the register, the outcome, its files and the command.
+"""Run studies, each of which repeats an experiment of the paper on a run, and write their files.
 
-An entry of `STUDIES` is a function from a bench to an outcome. The register knows its name, the section of the paper
-and a description without importing it. `paper_numbers.yaml` has the paper's numbers for each study, under its name.
+An entry of `STUDIES` is a function that receives a `Bench` and returns an `Outcome`. The register knows its name, the
+section of the paper and a description without importing its module. `paper_numbers.yaml` has the paper's numbers for
+each study, under its name.
 """
 
 import json
@@ -44,7 +45,7 @@ class Outcome:
     table: Table  # the first column names the row
     figure: Figure
     findings: tuple[str, ...]  # plain sentences with counts and intervals
-    remarks: tuple[str, ...] = ()  # what was reduced
+    remarks: tuple[str, ...] = ()  # sentences about the method, for example about reduced budgets
     differs: str = ""  # how the experiment differs from the paper's, whose numbers are then not shown
 
 
@@ -95,8 +96,8 @@ def run(
 def rob_uris(given: Sequence[str], config: RunConfig) -> list[str]:
     """Return the URIs of other robust classifiers, with each FILE.txt replaced by its lines.
 
-    A line is a URI or the name of a model in RobustBench's zoo for the data set and norm of the run. Empty lines and
-    those that begin with # do not count.
+    A line is a URI, or the name of a model in RobustBench's zoo for the data set and norm of the run. Empty lines and
+    lines that begin with # are skipped.
 
     Raises:
         InvalidInputError: if a file cannot be read, or weights or other files are missing.
@@ -121,7 +122,7 @@ def rob_uris(given: Sequence[str], config: RunConfig) -> list[str]:
 
 
 def result_console() -> Console:
-    """Return a console on standard output, wide enough for the tables if that is a file."""
+    """Return a console on standard output, wide enough for the tables if the output is redirected."""
     return Console(file=sys.stdout, width=None if sys.stdout and sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
 
 
@@ -186,7 +187,7 @@ def write_overview(store: Store, config: RunConfig) -> str:
     """Write the page of all finished studies of the run, which links their files, and return its address."""
     there, found = set(store.names("studies")) - {"index.html"}, dict[str, Any]()
     for name in (*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))):
-        with suppress(MissingArtifact, ValueError):  # it is not finished
+        with suppress(MissingArtifact, ValueError):  # skip a study that is not finished
             found[name] = json.loads(store.read(f"studies/{name}/study.json"))
     figures = {name: Markup(store.read(f"studies/{name}/figure.svg").decode()) for name in found}
     page = rendered(
@@ -202,7 +203,7 @@ def write_overview(store: Store, config: RunConfig) -> str:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper for one set-up; the first column names the row as ours does."""
+    """One table of the paper for one set-up; the first column has the same names as in our table."""
 
     label: str
     table: Table
@@ -226,7 +227,7 @@ class PaperTable:
 
 
 def paper_tables(study: str) -> tuple[PaperTable, ...]:
-    """Return the paper's tables for a study; none for some studies and for extensions."""
+    """Return the paper's tables for a study; () for some studies, and for studies in extensions."""
     content = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text())
     return tuple(
         PaperTable(
@@ -240,9 +241,9 @@ def paper_tables(study: str) -> tuple[PaperTable, ...]:
 
 
 def printed_for(study: str, outcome: Outcome, config: RunConfig) -> tuple[tuple[PaperTable, ...], PaperTable | None]:
-    """Return the paper's tables to show with an outcome, and the one for the set-up of this run.
+    """Return the paper's tables to show with an outcome, and the table for the set-up of this run or None.
 
-    There are none if the experiment differs from the paper's.
+    If the experiment differs from the paper's, no table is shown.
     """
     printed = () if outcome.differs else paper_tables(study)
     return printed, same_set_up(printed, config)
@@ -254,9 +255,9 @@ def same_set_up(printed: Sequence[PaperTable], config: RunConfig) -> PaperTable 
 
 
 def _next_to(table: Table, paper: PaperTable | None) -> Table:
-    """Return our table; with a table of the paper, with a column `paper: ...` for every column that both have.
+    """Return our table with a further column `paper: ...` for every column that the paper's table has too.
 
-    Rows that only the paper has come last, without our numbers.
+    Rows that only the paper's table has are added at the end, without our numbers.
     """
     if paper is None:
         return table
@@ -285,10 +286,10 @@ def variants(
     reference: str,
     remarks: Sequence[str] = (),
 ) -> Outcome:
-    """Attack every mixed classifier alike, and compare one of them with each other one.
+    """Run the same attack on every mixed classifier, and compare one of them with each of the others.
 
     Args:
-        kind: heads the column of names.
+        kind: heading of the first column, which has the names.
         cells: further columns of each row.
         reference: the name of the mixed classifier that is compared.
     """

@@ -108,7 +108,7 @@ def test_driver_finds_files_next_to_its_configuration(cluster: Head, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "storage='runs' would lie in the job's temporary folder"),
+        ([], "storage='runs' would be in the job's temporary folder"),
         (["--set", "storage=/tmp"], "the cluster's dashboard at http://127.0.0.1:1: "),
     ],
 )

@@ -86,7 +86,7 @@ def test_study_reads_the_sample_of_the_search(bench: Bench, monkeypatch: pytest.
     assert len(sampled.first_rows.labels_N) == sampled.n_images == 24
     monkeypatch.setattr("mixednuts_dist.studies.bench.MOST_LOGITS", 170)  # two partitions of 8 at 10 classes
     assert Bench(sampled.config, executor=bench.executor, full=True).n_images == 16
-    assert sampled.reduction == ("Attacked on the first 16 of 24 images: no more rows are held at a time.",)
+    assert sampled.reduction == ("Attacked on the first 16 of 24 images: more rows do not fit in memory.",)
 
 
 def test_the_error_rate_is_relative_to_robs(bench: Bench, rows: Rows) -> None:
