@@ -1,9 +1,9 @@
 """Attack certified digits within their certified radius with AutoAttack in L2, and count certificates that fail.
 
-Run `python -m benchmarks.certified_attack --help`. The attack sees a mixed classifier whose robust part averages a
-number of fixed draws: a deterministic network with the gradient of all its draws. New draws at the adversarial examples
-then decide: a certificate fails if, for some class of the standard classifier, the smoothed mixed classifier no longer
-predicts the label.
+Run `python -m benchmarks.certified_attack --help`. The attack sees a mixed classifier whose robust part is averaged
+over a few fixed draws of the noise. This network is deterministic, and its gradient takes all these draws into account.
+New draws at the adversarial examples then test the certificates. A certificate fails if, for some class of the standard
+classifier, the smoothed mixed classifier no longer predicts the label.
 """
 
 import json
@@ -25,7 +25,7 @@ VERIFICATION_DRAWS, ROWS = 2000, 256
 
 
 class Averaged(nn.Module):
-    """The probabilities of a classifier, averaged over fixed draws of noise, as logits."""
+    """A classifier that returns the logs of its probabilities, averaged over fixed draws of noise."""
 
     def __init__(self, rob: nn.Module, n_draws: int) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ def run(
 
     Args:
         n_images: number of digits.
-        draws: that bound a vote.
+        draws: number of draws that bound a vote.
         model: the URI of the robust classifier.
         radius: L2 radius of the certificates and of the attack.
-        averaged: draws in the network that is attacked.
+        averaged: number of draws in the network that is attacked.
         n_iter: iterations of APGD-CE, and per target of APGD-T and FAB-T.
         n_targets: target classes of APGD-T and FAB-T.
         n_queries: queries of Square.
@@ -95,7 +95,7 @@ def run(
 @click.option("--n-targets", type=int, default=2, help="Target classes of APGD-T and FAB-T.")
 @click.option("--n-queries", type=int, default=50, help="Queries of Square.")
 def main(**options: Any) -> None:
-    """Attack certified digits within their radius; the counts as JSON go to stdout."""
+    """Attack certified digits within their radius, and print the counts as JSON."""
     click.echo(json.dumps(run(**options), indent=2))
 
 

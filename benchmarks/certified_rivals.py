@@ -88,7 +88,10 @@ def _settled(answers: SmoothedAnswers) -> Tensor:
 
 @torch.no_grad()
 def _votes(x: Tensor, std: torch.nn.Module, rob: torch.nn.Module, draws: int) -> Mapping[str, Tensor]:
-    """Return the votes of `rob`, of each mixed classifier and of each gate, (N, 2, K): choosing and bounding draws."""
+    """Return the votes of `rob`, of each mixed classifier and of each gate, (N, 2, K).
+
+    The second index separates draws that choose the class from draws that bound its vote.
+    """
     found: dict[str, list[Tensor]] = {}
     for sample_id, image in enumerate(x):
         x_NCHW = noisy(image, SIGMA, 0, sample_id, 0, N_CHOOSE + draws)
@@ -120,7 +123,7 @@ def _row(method: str, parameter: str, correct_N: Tensor, reach_N: Tensor) -> lis
 @click.option("--draws", type=int, default=1000, help="Number of draws that bound a vote.")
 @click.option("--model", metavar="URI", default="demo:noisy", help="Robust classifier of digits.")
 def main(**options: Any) -> None:
-    """Print one table of certified combinations; the rows as JSON go to stdout."""
+    """Print a table of certified combinations to stderr and its rows as JSON to stdout."""
     table = run(**options)
     say(table.as_markdown())
     click.echo(json.dumps([dict(zip(table.columns, row, strict=True)) for row in table.rows], indent=2))

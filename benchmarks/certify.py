@@ -1,6 +1,6 @@
 """Compare certificates on the digits with the published radius, and count the draws that stopping early saves.
 
-Run `python -m benchmarks.certify --help`. The tables go to stderr, all numbers as JSON to stdout.
+Run `python -m benchmarks.certify --help`. The tables go to stderr, and all numbers as JSON to stdout.
 """
 
 import json
@@ -25,7 +25,7 @@ SIGMA, CONFIDENCE = 0.25, 0.999
 ASKED = (0.8, 0.25)  # alpha and radius of the single question
 IMAGENET_IMAGES, IMAGENET_DRAWS = 5000, 10_000  # RobustBench's images; the usual draws
 RESNET50_FLOPS = 8.2e9  # a forward pass at 224 x 224, a multiply-accumulate counted as two
-ASSUMED_FLOPS = 50e12  # a second: a third of an A100's peak in TF32. An assumption; `estimate` measures
+ASSUMED_FLOPS = 50e12  # per second, a third of an A100's peak in TF32; an assumption, whereas `estimate` measures
 _ROWS = 256
 
 
@@ -34,7 +34,7 @@ def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict
 
     Args:
         n_images: number of digits.
-        draws: that bound a vote, at most.
+        draws: maximum number of draws that bound a vote.
         model: the URI of the robust classifier.
     """
     x, y = open_dataset("digits").read(0, n_images)
@@ -65,9 +65,9 @@ def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict
 def published_radius(p_top_B: Tensor, p_second_B: Tensor, *, sigma: float, alpha: float) -> Tensor:
     """Return the radius of adaptive smoothing (arXiv 2301.12554), for comparison, (B,) float64.
 
-    That certificate counts the standard classifier's vote as part of one smoothed probability,
-    `sigma / 2 [Phi^-1(a p_A) - Phi^-1(a p_B + 1 - a)]`. It is never larger than the radius above, which is the largest
-    one that follows from p_A and p_B, and stays below `sigma Phi^-1(a)`.
+    The published certificate treats the vote of the standard classifier as part of one smoothed probability, so its
+    radius is `sigma / 2 [Phi^-1(a p_A) - Phi^-1(a p_B + 1 - a)]`. It is at most `sigma Phi^-1(a)`, and never larger
+    than `certified_radius`, which is the largest radius that follows from p_A and p_B.
 
     >>> published_radius(torch.tensor([1.0]), torch.tensor([0.0]), sigma=0.25, alpha=0.8)  # the largest one
     tensor([0.2104], dtype=torch.float64)
@@ -88,7 +88,7 @@ def _drawn(
 
 
 def _certified(answers: SmoothedAnswers) -> Table:
-    """Certified images, by ours and by the published radius."""
+    """Return a table of images that are certified by our radius and by the published one."""
     bounds, rows = answers.bounds, list[list[Cell]]()
     chosen_N = answers.classes_N == answers.labels_N
     for alpha in ALPHAS:
@@ -121,7 +121,7 @@ def _mixture(alpha: float) -> Mixture:
 
 
 def _gpu_hours(share: float) -> float:
-    """For ImageNet, where images take this share of all draws, as they did here."""
+    """Return the GPU-hours for ImageNet if its images need the same share of all draws as the digits."""
     return share * IMAGENET_IMAGES * (100 + IMAGENET_DRAWS) * RESNET50_FLOPS / ASSUMED_FLOPS / 3600
 
 

@@ -1,4 +1,6 @@
-"""Defenses to put before a classifier: two are random, and two cut the gradient and have a handwritten one.
+"""Defenses that change the images or layers of a classifier: two are random, and two mask the gradient.
+
+Each of the two that mask the gradient also has a version with a handwritten backward pass.
 
 Shapes: B images of C x H x W.
 """
@@ -18,14 +20,14 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 class Before(nn.Module):
-    """A classifier after a function of the images; `by_hand` takes gradients around that function."""
+    """A classifier preceded by a function of the images; with `by_hand`, gradients skip that function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], net: nn.Module, by_hand: bool = False) -> None:
         super().__init__()
         self.function, self.net, self.by_hand = function, net, by_hand
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """The classifier's logits, (B, K)."""
+        """Return the classifier's logits, (B, K)."""
         changed_BCHW = self.function(x_BCHW)
         if self.by_hand and torch.is_grad_enabled():
             changed_BCHW = x_BCHW + (changed_BCHW - x_BCHW).detach()
@@ -34,37 +36,37 @@ class Before(nn.Module):
 
 
 def noisy(x_BCHW: Tensor, scale: float) -> Tensor:
-    """Normally distributed noise on every pixel."""
+    """Add normally distributed noise to every pixel."""
     return x_BCHW + scale * torch.randn_like(x_BCHW)
 
 
 class Dropping(nn.Module):
-    """A classifier whose linear layers lose a share of their inputs, dropout that was left on."""
+    """A classifier whose linear layers lose a random share of their inputs, as if dropout stayed on."""
 
     def __init__(self, net: nn.Module, share: float) -> None:
         super().__init__()
         self.net, self.share = net, share
         linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
         if not linear:
-            raise InvalidInputError("the classifier has no linear layer to drop inputs of; take noise")
+            raise InvalidInputError("the classifier has no linear layer for dropout. Use the defense noise")
         for module in linear:
             module.register_forward_pre_hook(lambda _, given: F.dropout(given[0], self.share, training=True))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """The classifier's logits, (B, K)."""
+        """Return the classifier's logits, (B, K)."""
         logits_BK: Tensor = self.net(x_BCHW)
         return logits_BK
 
 
 def rounded(x_BCHW: Tensor, levels: float) -> Tensor:
-    """Every pixel at one of `levels` + 1 values."""
+    """Round every pixel to one of `levels` + 1 values."""
     return (levels * x_BCHW).round() / levels
 
 
 def jpeg(x_BCHW: Tensor, step: float) -> Tensor:
-    """Round the frequencies of 8 x 8 blocks of luma and chroma as JPEG does, higher ones more coarsely.
+    """Round the frequencies of 8 x 8 blocks of luma and chroma as JPEG does, with larger steps for higher frequencies.
 
-    `step` is that of the lowest frequency; chroma's are twice as wide. Images are filled up to whole blocks.
+    `step` is the step of the lowest frequency. Steps of chroma are twice as large. Images are padded to whole blocks.
     """
     height, width = x_BCHW.shape[2:]
     to_luma_CC = _colours(x_BCHW)
@@ -80,7 +82,7 @@ def jpeg(x_BCHW: Tensor, step: float) -> Tensor:
 
 
 def _colours(like: Tensor) -> Tensor:
-    """(C, C), from red, green and blue to luma and two color differences; gray is unchanged."""
+    """Return the matrix (C, C) from red, green and blue to luma and two color differences; the identity for gray."""
     if like.shape[1] != len(_LUMA):
         return torch.eye(like.shape[1]).to(like)
     red, green, blue = _LUMA
@@ -93,7 +95,7 @@ def _colours(like: Tensor) -> Tensor:
 
 
 def _dct(like: Tensor) -> Tensor:
-    """(8, 8), orthogonal: row k is the cosine of frequency k."""
+    """Return the orthogonal (8, 8) matrix of the discrete cosine transform; row k is the cosine of frequency k."""
     k, n = torch.meshgrid(torch.arange(_BLOCK), torch.arange(_BLOCK), indexing="ij")
     rows = torch.cos(math.pi * k * (2 * n + 1) / (2 * _BLOCK)) * math.sqrt(2 / _BLOCK)
     rows[0] /= math.sqrt(2)
@@ -102,10 +104,10 @@ def _dct(like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Defense:
-    """One kind: what is put before a classifier, at a strength."""
+    """One kind of defense: functions from a classifier and a strength to the defended classifier."""
 
     behind: Callable[[nn.Module, float], nn.Module]
-    by_hand: Callable[[nn.Module, float], nn.Module] | None = None  # the same values; gradients go around what cuts
+    by_hand: Callable[[nn.Module, float], nn.Module] | None = None  # the same values, handwritten gradients
 
 
 def _before(
@@ -125,7 +127,7 @@ DEFENSES = {
 
 
 def defense_named(text: str) -> tuple[Defense, float]:
-    """The kind and strength in text like `noise:0.1`.
+    """Return the kind and the strength in a text such as `noise:0.1`.
 
     Raises:
         InvalidInputError: for another kind, or a strength that is not a positive number.

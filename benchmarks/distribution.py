@@ -1,12 +1,16 @@
-"""Measure the costs and gains of distribution. Run: `python -m benchmarks.distribution` on a quiet machine; minutes.
+"""Measure the costs and gains of distribution.
 
-- orchestration: share of the wall time that is not work, with partitions of 10 s (two workers that sleep);
-- scaling: a real attack by two workers against the same one by one worker, the cores being there;
-- driver: 100,000 partitions and 1,000 workers through the real loop over real Ray tasks. The workers are sleeping
-  coroutines in four processes: a machine has no room for 1,000 processes;
-- occupancy: share of the rows of an AutoAttack's passes, verifications included, that hold an image and count, with
-  each partition alone and with later ones prefetched;
-- tail: 64 GPUs that are simulated, with the pool's own queue, over images whose cost is drawn from passes counted here.
+Run `python -m benchmarks.distribution` on a quiet machine. It takes minutes and measures:
+
+- orchestration: the share of the wall time in which two workers do not work, with partitions that take 10 s. The
+  workers sleep for that time.
+- scaling: the speedup of a real attack by two workers over the same attack by one worker.
+- driver: the partitions per second of the driver with 100,000 partitions, 1,000 workers and real Ray tasks. The workers
+  are sleeping coroutines in four processes, because a machine cannot hold 1,000 processes.
+- occupancy: the share of the rows of AutoAttack's passes, verifications included, that hold an image and count, with
+  each partition alone and with later partitions prefetched.
+- tail: the idle time at the end of a stage on 64 simulated GPUs with the pool's own queue. The costs of the images are
+  drawn from passes counted here.
 """
 
 import json
@@ -45,7 +49,7 @@ _BUDGET = AttackBudget(n_iter=20, n_target_classes=3, n_queries=500)
 
 
 def run() -> dict[str, Any]:
-    """Prints a line for each and returns their numbers."""
+    """Run all measurements, print one line per measurement, and return the numbers."""
     with make_executor("ray", "local") as executor:
         executor.start()
         results = {
@@ -57,7 +61,7 @@ def run() -> dict[str, Any]:
 
 
 def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any]:
-    """Measure the share of time in which two sleeping workers work, between the first start and the last end."""
+    """Measure the share of time in which two sleeping workers do not work, from the first start to the last end."""
     summaries: list[PartitionSummary] = []
     sleep_through(2, split_images(n_partitions, 1), seconds, summaries.append)
     wall = _wall(summaries)
@@ -66,7 +70,7 @@ def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any
 
 
 def scaling(executor: Executor, n_images: int = 384) -> dict[str, Any]:
-    """The attack stage on digits by one and by two workers of a core each, from the first partition to the last."""
+    """Time the attack stage on digits with one and with two workers of one core each, without their start."""
     wall = {n_workers: _attack_seconds(executor, n_workers, n_images) for n_workers in (1, 2)}
     return {"cores": psutil.cpu_count(), "one_s": wall[1], "two_s": wall[2], "speedup": wall[1] / wall[2]}
 
@@ -96,7 +100,7 @@ def driver(n_partitions: int = 100_000, n_workers: int = 1000, seconds: float = 
 
 
 def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
-    """Forward passes that MMAA takes for each image of the packaged pair, one image at a time."""
+    """Return the number of forward passes that MMAA needs per image on the demo classifier, one image at a time."""
     rob = load_classifier("demo:rob", "rob")
     x, y = open_dataset("digits").read(0, n_images)
 
@@ -113,10 +117,9 @@ def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
 def occupancy(
     n_images: int = 899, partition_size: int = 64, rows: int = 64, budget: AttackBudget = _BUDGET
 ) -> dict[str, float]:
-    """Attack the packaged robust classifier with the four attacks, in passes of one fixed shape as on a GPU.
+    """Return the share of useful rows when AutoAttack attacks the demo classifier in batches of one fixed size.
 
-    Every row that passes through the classifier is counted, whatever it is for: `n_forward` also counts clean images
-    and verifications, which are not passes of the attacks.
+    Useful rows are counted by `n_forward`, which includes clean images and verifications. All other rows are idle.
     """
     dataset, rob = open_dataset("digits"), load_classifier("demo:rob", "rob")
     partitions = split_images(n_images, partition_size)
@@ -149,7 +152,7 @@ def occupancy(
 
 
 def tail(passes: Sequence[int], sizes: Sequence[int] = (5_000, 10_000, 50_000)) -> dict[str, Any]:
-    """64 simulated GPUs over images with these passes, drawn with a fixed seed; shares above the ideal makespan."""
+    """Simulate 64 GPUs on images with passes drawn from `passes`, and return the excess over the ideal makespan."""
     shown: dict[str, Any] = {"gpus": _GPUS, "passes": sorted(passes)}
     for n_images in sizes:
         draw = random.Random(0)

@@ -1,7 +1,7 @@
-"""GPU acceptance: `python -m benchmarks.gpu FOLDER` checks a device step by step before a long run.
+"""Check a GPU step by step before a long run: `python -m benchmarks.gpu FOLDER`.
 
-Each step prints whether it passed and a number. Finished steps are stored in FOLDER for one device, torch and release,
-and are not repeated. Without a GPU the same steps run on the CPU in small shapes, which shows only that they run.
+Each step prints whether it passed and a number. Finished steps are stored in FOLDER and are not repeated for the same
+device, torch and release. Without a GPU, the same steps run on the CPU in small shapes, which only tests the steps.
 `pytest -m gpu tests/benchmarks` runs them as tests.
 """
 
@@ -51,7 +51,7 @@ ON_CPU_RATES: dict[str, Step] = {
 
 
 def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:
-    """All steps; `data` is the folder of what is done. Prints the table in Markdown."""
+    """Run all steps, print their table in Markdown, and return it; `data` is the folder of the finished steps."""
     at = Place(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     folder = Path(data)
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ Found = tuple[bool | None, str]  # whether the check passed (None if it does not
 
 @dataclass(frozen=True)
 class Place:
-    """The device and what fits it: real sizes on a GPU, a minute's worth on a CPU."""
+    """The device with the sizes for it: real ones on a GPU, and ones that take about a minute on a CPU."""
 
     device: torch.device
 
@@ -65,14 +65,14 @@ class Place:
 
     @cached_property
     def attacked(self) -> Subject:
-        """A real network and images that it gets right."""
+        """A trained network and images that it classifies correctly."""
         if self.on_card:
             return subject("resnet-18", None, 512, self.device)
         return subject("demo:rob", "digits", 24, self.device, 0.1)
 
     @cached_property
     def mixed(self) -> MixedClassifier:
-        """Mix the network with one that sees mirrored images."""
+        """The network mixed with itself on mirrored images."""
 
         class Mirrored(nn.Module):
             def __init__(self, network: nn.Module) -> None:
@@ -93,13 +93,14 @@ class Place:
 
 
 def driver(at: Place) -> Found:
+    """Check that the device computes a matrix product, and report the versions of driver and torch."""
     driver, cuda = nvidia_driver() or "none", torch.version.cuda or "none"
     ones = torch.ones(64, 64, device=at.device)
     return bool((ones @ ones == 64).all()), f"driver {driver}, torch {torch.__version__} for CUDA {cuda}, {at.name}"
 
 
 def flags(at: Place) -> Found:
-    """Strict float32 is float32 in convolutions and products, and the flags are put back."""
+    """Check that convolutions have float32 precision without TF32, and that the flags are restored."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(size, generator=generator) for size in ((8, 64, 16, 16), (64, 64, 3, 3)))
     exact = torch.nn.functional.conv2d(x.double(), w.double())
@@ -113,15 +114,17 @@ def flags(at: Place) -> Found:
 
 
 def folding(at: Place) -> Found:
+    """Check that batch normalization can be folded into the convolutions."""
     network = MODELS["resnet-18"][0]().eval().requires_grad_(False).to(at.device)
     x = made_up(16, (3, 32, 32), at)
     made = folded(network, x)
     with tf32_allowed(False), torch.no_grad():
         deviation = float((made(x) - network(x)).abs().max() / network(x).abs().max())
-    return made is not network, f"batch normalisation folded, logits moved by {deviation:.1e}"
+    return made is not network, f"batch normalization folded, logits changed by {deviation:.1e}"
 
 
 def repeated_bits(at: Place) -> Found:
+    """Check that repeated passes give the same bits in float32 and in bfloat16."""
     precisions: list[PrecisionChoice] = ["fp32", "bf16"]
     model, x = at.attacked.network, at.attacked.x
     same = [precision for precision in precisions if repeats_its_bits(model, x, at.rows, precision)]
@@ -129,6 +132,7 @@ def repeated_bits(at: Place) -> Found:
 
 
 def verification(at: Place) -> Found:
+    """Check that the float32 verification agrees with float64."""
     model, x = at.attacked.network, at.attacked.x
     found = Verifier(model, BatchShape.of(at.rows, at.device)).logits(x).cpu()
     with torch.no_grad():
@@ -136,11 +140,11 @@ def verification(at: Place) -> Found:
     model.float().to(at.device)
     deviation = float((found - exact).abs().max() / exact.abs().max())
     flips = int((found.argmax(dim=1) != exact.argmax(dim=1)).sum())
-    return deviation < _AGREES and not flips, f"off float64 by {deviation:.1e} of the largest logit, {flips} classes"
+    return deviation < _AGREES and not flips, f"differs by {deviation:.1e} of the largest logit, in {flips} classes"
 
 
 def memory(at: Place) -> Found:
-    """Check that an attack whose first passes do not fit has the same outcomes with fewer rows."""
+    """Check that an attack that runs out of memory continues with fewer rows and has the same results."""
     attacked, shape = at.attacked, BatchShape(at.rows, float32_rows=at.rows)
     budget = replace(at.budget, n_iter=5)
     expected = _robust(at, autoattack, BatchShape.of(at.rows, at.device), budget, ("apgd-ce",))
@@ -186,7 +190,7 @@ def orders(at: Place) -> Found:
         )  # fmt: skip
         found.append(outcome.x_adv[order.argsort()].cpu())
     moved = sum(int((each != found[0]).flatten(1).any(dim=1).sum()) for each in found[1:])
-    return not moved, f"{moved} of {2 * n} images have other bits in another order"
+    return not moved, f"{moved} of {2 * n} adversarial images have other bits in another order"
 
 
 def two_workers(at: Place) -> Found:
@@ -197,7 +201,7 @@ def two_workers(at: Place) -> Found:
         found = pool.map(_half, [at.device.type] * 2)
     seconds = time.perf_counter() - started
     same = found[0] == found[1] == _half(at.device.type, 1.0)
-    return same, f"both came to the results of one alone, in {seconds:.0f} s with their start"
+    return same, f"{'the same' if same else 'other'} results as one process, in {seconds:.0f} s with their start"
 
 
 def _half(device: str, share: float = 0.5) -> list[bool]:

@@ -1,4 +1,7 @@
-"""Compare a device with its matrix rate and with pyautoattack; `benchmarks/gpu.py` runs these steps.
+"""Compare the speed of passes with that of matrix products, and of attacks with pyautoattack's.
+
+`benchmarks/gpu.py` runs these steps.
+
 
 Shapes: B images of C x H x W.
 """
@@ -26,7 +29,7 @@ _LEAST_SPEEDUP, _LEAST_SHARE = 4.0, 0.4
 
 
 def rate(at: Place, make: Callable[[], nn.Module], size: int) -> Found:
-    """Images a second of forward and backward, as a share of the rate of a matrix product; bfloat16 on a GPU."""
+    """Measure images per second, forward and backward, as a share of the matrix product's rate; bfloat16 on a GPU."""
     network = make().eval().requires_grad_(False).to(at.device)
     x = made_up(8, (3, size, size), at)
     made = FastCopies(at.precision).of_network(network, x, 64).fast
@@ -62,6 +65,7 @@ def _both_ways(network: nn.Module, x_BCHW: Tensor) -> Tensor:
 
 
 def against_pyautoattack(at: Place, attacks: tuple[str, ...]) -> Found:
+    """Check that attacks here leave no more images robust than pyautoattack's, and that AutoAttack is faster."""
     attacked = at.attacked
     copies, seconds, standing = FastCopies("auto"), {}, {}
     settings: dict[str, Any] = {"threat": at.threat, "budget": at.budget, "attacks": attacks, "batch_size": at.rows}
@@ -77,7 +81,7 @@ def against_pyautoattack(at: Place, attacks: tuple[str, ...]) -> Found:
     told = ", ".join(f"{theirs / ours:.2f} times ({name})" for name, theirs in seconds.items())
     ok = int(robust.sum()) <= min(standing.values()) + 1
     fast = not at.on_card or attacks != STANDARD_ATTACKS or seconds["TF32 off"] / ours >= _LEAST_SPEEDUP
-    return ok and fast, f"{told}; {int(robust.sum())} stand, of pyautoattack's {', '.join(map(str, standing.values()))}"
+    return ok and fast, f"{told}; {int(robust.sum())} robust, pyautoattack {', '.join(map(str, standing.values()))}"
 
 
 def timm_network(name: str) -> nn.Module:

@@ -1,14 +1,14 @@
 """Measure the seconds and memory that each command needs on a run of very many images.
 
-Run: `python -m benchmarks.scale -n 1000000`; 10,000 images by default, `--data s3://bucket/prefix` puts the run
-there. With `--classes 1000` the logits are as wide as those of ImageNet (28 GB per million images). The rows are
-synthetic, because only their number matters: a few blocks of random logits are repeated and written with their
+Run `python -m benchmarks.scale -n 1000000`. The default is 10,000 images. `--data s3://bucket/prefix` stores the run in
+a bucket. With `--classes 1000`, the logits are as wide as those of ImageNet (28 GB per million images). The rows are
+synthetic, because only their number matters. A few blocks of random logits are repeated and written with their
 summaries and index, as the stages write them. Each command then runs as a separate process, and the system reports its
 wall-clock and CPU seconds and its peak memory. `run` on a finished run does what a resumed run does before its first
 partition.
 
-With `--data`, everything is kept, and the same command continues with what is not written or measured yet. For a run
-in a bucket, the images, the configuration and the numbers are in a temporary folder, which is printed first.
+With `--data`, all files are kept, and the same command continues with the steps that are not finished. For a run in a
+bucket, the images, the configuration and the numbers are in a temporary folder, whose path is printed first.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def net(classes, seed):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
 """
-# In a separate small process, because Linux counts the peak of the starting process for the started one too.
+# A separate small process, because Linux counts the peak memory of the starting process for the started one too.
 _LAUNCHER = """
 import json, os, subprocess, sys, time
 started = time.perf_counter()
@@ -62,7 +62,7 @@ _LIFT = 4.0  # added to the labeled class's logit, so that most synthetic images
 
 
 def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> dict[str, Any]:
-    """Prints one line a command to stderr and returns all numbers.
+    """Print one line per command to stderr, and return all numbers.
 
     Args:
         data: where the synthetic run is stored: a folder or any fsspec URI; a temporary folder by default.
@@ -104,7 +104,10 @@ def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> d
 
 
 def _configuration(folder: Path, n_images: int, classes: int, storage: str) -> RunConfig:
-    """The demo pair, or a wide random one, on random digits; a small grid, no rounds, which would attack for real."""
+    """Write images and return a configuration of the demo classifiers, or of random ones with more classes.
+
+    The grid is small, and there are no refinement rounds, because these would run a real attack.
+    """
     draw = np.random.default_rng(0)
     digits = open_dataset("digits")
     images, labels = digits.read(0, len(digits))
@@ -201,7 +204,7 @@ def _write(opened: Run, stage: str, content_hash: str, columns: Any) -> float:
 
 
 def _measured(command: str, config: Path, *options: str) -> dict[str, float]:
-    """Seconds, CPU seconds and peak memory (MiB, of the process itself, as the system counts it) of a command."""
+    """Run a command, and return its seconds, its CPU seconds and the peak memory of its process in MiB."""
     asked = [sys.executable, "-m", "mixednuts_dist", command, str(config), *options]
     told = subprocess.run([sys.executable, "-c", _LAUNCHER, *asked], capture_output=True, text=True, check=False)
     if told.returncode:

@@ -1,4 +1,4 @@
-"""Simulated clusters: the pool's queue with a simulated clock instead of Ray, and a thousand sleeping workers."""
+"""Simulate clusters: the pool's queue with a simulated clock instead of Ray, or a pool of sleeping workers."""
 
 import asyncio
 import heapq
@@ -27,10 +27,10 @@ _PROCESSES = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a simulated stage ended."""
+    """The duration of a simulated stage."""
 
     makespan: float  # seconds until the last worker ends
-    ideal: float  # seconds if the images could be poured over the workers
+    ideal: float  # seconds if all workers worked until the end
     n_partitions: int
 
     @property
@@ -46,7 +46,7 @@ def simulate(
     partition_size: int,
     weights: Mapping[Partition, float] | None = None,
 ) -> Outcome:
-    """One stage over images that cost `seconds` each on a worker of speed 1; one worker for each of `speeds`."""
+    """Simulate a stage over images that cost `seconds` each at speed 1, with one worker per entry of `speeds`."""
     partitions = split_images(len(seconds), partition_size)
     queue = WorkQueue(partitions, weights)
     begun = list(itertools.accumulate(seconds, initial=0.0))
@@ -64,7 +64,7 @@ def simulate(
 
 
 class Sleeper:
-    """Replace an `AttackWorker`; its spec's `seed` holds the milliseconds per partition."""
+    """A replacement of `AttackWorker` that sleeps; the `seed` of its spec holds the milliseconds per partition."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.seconds = spec.seed / 1000
@@ -86,7 +86,7 @@ class Sleeper:
 
 
 class SleepingExecutor(RayExecutor):
-    """Many workers that are coroutines in `_PROCESSES` actors."""
+    """An executor of many workers, which are coroutines in `_PROCESSES` actors."""
 
     def __init__(self, n_workers: int) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ class SleepingExecutor(RayExecutor):
 
 
 class Bed(ActorWorker):
-    """One of an actor's coroutines, which all end together."""
+    """A worker that is a coroutine of an actor; all coroutines of an actor end together."""
 
     def end(self) -> None:
         pass
 
 
 def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_summary: Any) -> None:
-    """All partitions, each slept for `seconds`, by the pool and its queue; needs Ray."""
+    """Run the pool and its queue over all partitions with workers that sleep `seconds` per partition; needs Ray."""
     spec = WorkerSpec(
         store_uri="memory://sleep", data=DatasetSource(""), classifiers={}, checksums={},
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,

@@ -1,9 +1,9 @@
 """Compare the robust images here with pyautoattack's, for any norm, version and defense, in one process.
 
-Run `python -m benchmarks.threats --help`. Tables go to stderr in Markdown, all numbers as JSON to stdout. Both sides
-receive the same images, radius, version, iterations, targets and queries. The float32 verification decides at the
-adversarial examples of both, and a pyautoattack example outside the ball does not count. A pass is one image through
-the network, forward or backward.
+Run `python -m benchmarks.threats --help`. Tables go to stderr in Markdown, and all numbers as JSON to stdout. Both
+packages receive the same images, radius, version, iterations, targets and queries. The float32 verification decides
+whether an image is broken. An adversarial example of pyautoattack outside the ball does not count. A pass is one image
+through the network, forward or backward.
 
 Shapes: B images of C x H x W.
 """
@@ -38,8 +38,8 @@ from mixednuts_dist.reports.table import Cell, Table
 SEEDS = (0, 1)  # for attacks on random classifiers
 _HERE, _THERE = "here", "pyautoattack"
 _COLUMNS = [
-    "threat", "attacks", "clean", _HERE, _THERE, "stands here only", f"stands at {_THERE} only",
-    f"passes an image, {_HERE}", f"passes, {_THERE}", "ratio",
+    "threat", "attacks", "clean", _HERE, _THERE, "robust here only", f"robust for {_THERE} only",
+    f"passes per image, {_HERE}", f"passes, {_THERE}", "ratio",
 ]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ class Contest:
     model: nn.Module
     x: Tensor
     y: Tensor
-    clean: Tensor  # (B,) bool: right without an attack; all True for a random classifier
+    clean: Tensor  # (B,) bool: images to count, which are right without an attack
     threat: ThreatModel
     budget: AttackBudget
 
@@ -60,7 +60,7 @@ class Contest:
         return {"threat": self.threat, "budget": self.budget, "seed": SEEDS[0]}
 
     def standing(self, x_adv: Tensor) -> Tensor:
-        """(B,) bool: right without an attack, and at its point too where that is in the ball."""
+        """Return the images that remain robust, (B,) bool; an example outside the ball or [0, 1] breaks nothing."""
         right = ~Verifier(self.model, shape_of(None, self.model, self.x)).verify(x_adv, self.y).wrong
         inside = ball_of(self.threat).contains(x_adv, self.x) & (x_adv >= 0).flatten(1).all(dim=1)
         return self.clean & (right | ~(inside & (x_adv <= 1).flatten(1).all(dim=1)))
@@ -70,7 +70,7 @@ class Contest:
 class Side:
     """The outcome of one package's attack."""
 
-    standing: Tensor  # (B,) bool
+    standing: Tensor  # (B,) bool, the images that remain robust
     n_passes: int
 
 
@@ -87,16 +87,16 @@ def run(
     n_target_classes: int = 9,
     n_queries: int = 5000,
 ) -> dict[str, Any]:
-    """Counts side by side, which images only one side breaks, and the passes of each.
+    """Attack with both packages, and return the robust images, the images that only one package breaks, and the passes.
 
     Args:
         model, data: URIs.
         n_images: the first of `data`.
         threats: norms and radii, e.g. `L1:12` or `Linf:8/255`.
-        versions: AutoAttack's versions; `rand` for random classifiers, whose outcomes are rates over fresh draws.
+        versions: AutoAttack's versions; `rand` for random classifiers, whose results are averages over new draws.
         individual: also run each attack of a version alone on all images.
-        behind: a defense before the classifier and its strength, e.g. `noise:0.1` (`defenses.py`). If it cuts the
-            gradient, attacks through a handwritten backward pass are compared too.
+        behind: a defense before the classifier and its strength, e.g. `noise:0.1` (`defenses.py`). If the defense masks
+            the gradient, attacks through a handwritten backward pass are compared too.
         n_iter, n_target_classes, n_queries: budgets, at most; the published ones by default.
 
     Raises:
@@ -225,7 +225,7 @@ def _masked(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cel
 
 
 def _random(contest: Contest, version: str) -> list[list[Cell]]:
-    """Compare the robust images after our attack with two seeds and after theirs; fresh draws decide."""
+    """Compare the robust images after our attack with two seeds and after theirs, evaluated on new draws."""
     threat, y, n = str(contest.threat), contest.y, len(contest.y)
     rows = shape_of(None, contest.model, contest.x).rows
     eot = version_named(version).eot or 1
@@ -265,8 +265,10 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 _HEADS = {
-    "masked gradients": ["threat", "attack", "clean", "standing", "percent of the drop by hand", "passes an image"],
-    "random": ["threat", "attack", "clean", "robust", "results that differ from the first row", "passes an image"],
+    "masked gradients": [
+        "threat", "attack", "clean", "robust", "percent of the drop with handwritten gradients", "passes per image",
+    ],
+    "random": ["threat", "attack", "clean", "robust", "results that differ from the first row", "passes per image"],
 }  # fmt: skip
 
 
@@ -282,7 +284,7 @@ _HEADS = {
 @click.option("--n-target-classes", type=int, default=9)
 @click.option("--n-queries", type=int, default=5000)
 def main(**options: Any) -> None:
-    """Compare the robust images here with pyautoattack's."""
+    """Compare the robust images here with those of pyautoattack."""
     click.echo(json.dumps(run(**options), indent=2))
 
 

@@ -1,8 +1,9 @@
 """Measure the seconds of Algorithm 1 as a Ray Tune job and in the driver.
 
-Run: `python -m benchmarks.tuning`. The demo has 10 classes and 450 images, and ImageNet's search 1000 classes and 5,000
-images. Both use the paper's grid of 8 x 8 x 8 and the default betas. A private Ray with one trial per core scores the
-grid. The first Tune job includes the start of the trials' processes. The scores are compared bit by bit.
+Run `python -m benchmarks.tuning`. Two sizes are measured: the demo with 10 classes and 450 images, and ImageNet with
+1000 classes and 5,000 images. Both use the paper's grid of 8 x 8 x 8 and the default betas. A private Ray cluster with
+one trial per core scores the grid. The first Tune job includes the start of the trials' processes. The scores are
+compared bit by bit.
 """
 
 import tempfile

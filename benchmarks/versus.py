@@ -1,9 +1,9 @@
-"""Compare the CPU time of some attacks with pyautoattack's, in turns in one process.
+"""Compare the CPU time of some attacks with that of pyautoattack's, in alternating rounds in one process.
 
     python -m benchmarks.versus --model py:zoo.py:rob_c10_resnet4b --data DATASET --eps 2/255 -n 100
 
-Everything runs in one thread, because other processes change CPU time less than wall time. `--first` skips images that
-were used for tuning.
+All attacks run in one thread. CPU time is measured, because other processes affect it less than wall time. `--first`
+skips images that were used for tuning.
 """
 
 import time

@@ -2,8 +2,8 @@
 
     uv run python examples/first_mixture.py     # writes first_mixture.svg
 
-The parameters for every beta come from one attack on the robust classifier. The curve is predicted, and the points are
-measured.
+The parameters for every beta come from one attack on the robust classifier. The curve shows predicted accuracies, and
+the marks show accuracies measured under attack.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import mixednuts_dist as mn
 std, rob = mn.load_classifier("demo:std"), mn.load_classifier("demo:rob")
 images, labels = mn.open_dataset("digits").read(0, 60)
 threat = mn.ThreatModel("Linf", 0.15)
-few = {"n_iter": 20, "n_target_classes": 3}  # drop these and the preset for numbers that you report
+few = {"n_iter": 20, "n_target_classes": 3}  # remove these and the preset for results that you publish
 
 result = mn.mix(std, rob, images, labels, threat=threat, beta=0.95, preset="fast", attack=few, evaluate=few)
 print(result.report)

@@ -2,8 +2,8 @@
 
     uv run python examples/margins.py     # writes margins.svg
 
-With a margin threshold between the two groups, the standard classifier decides the wrong ones. M moves the groups
-apart. The axis is log10(1 - margin), which resolves margins near 1.
+If a margin threshold lies between the two groups, the standard classifier decides the clean and wrong images. M moves
+the groups apart. The axis is log10(1 - margin), which resolves margins near 1.
 """
 
 import altair as alt

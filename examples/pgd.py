@@ -1,6 +1,6 @@
 """Add an attack in one file: PGD-20 (Madry et al. 2018), gradient ascent with a fixed step length.
 
-Name this file in a configuration and the attack among those of the evaluation:
+Name this file in a configuration, and add the attack to those of the evaluation:
 
     extensions: [examples/pgd.py]
     evaluate: {attacks: [pgd-20, apgd-t]}
@@ -36,7 +36,7 @@ class PgdState(SlotState):
 
 
 class PgdSteps(Stepper[PgdState]):
-    """Steps of a quarter of the radius."""
+    """The rule for the steps, which have a quarter of the radius as their length."""
 
     def init(self, like_SCHW: Tensor) -> PgdState:
         return PgdState.of(like_SCHW)
@@ -60,7 +60,7 @@ class PgdSteps(Stepper[PgdState]):
 
 @ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=())
 class Pgd(Attack):
-    """Take 20 steps along the gradient of the cross-entropy from a random start; the scheduler keeps the best point."""
+    """Take 20 steps along the gradient of the cross-entropy from a random start; the scheduler keeps the best x_adv."""
 
     name = "pgd-20"
 

@@ -1,4 +1,4 @@
-"""Draw clean images, the adversarial images, and the difference between them.
+"""Draw clean images, adversarial images, and the difference between them.
 
 uv run python examples/pictures.py     # writes pictures.png
 """

@@ -9,7 +9,7 @@ import mixednuts_dist as mn
 
 model = mn.load_classifier("demo:rob", "rob")  # any torch module in eval mode that maps images in [0, 1] to logits
 images, labels = mn.open_dataset("digits").read(0, 60)
-budget = mn.AttackBudget(n_iter=30, n_target_classes=4, n_queries=300)  # small; omit it for AutoAttack's
+budget = mn.AttackBudget(n_iter=30, n_target_classes=4, n_queries=300)  # small; omit it to use AutoAttack's budget
 
 result = mn.autoattack(model, images, labels, threat=mn.ThreatModel("Linf", 0.15), budget=budget)
 print(result)

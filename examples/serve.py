@@ -5,9 +5,9 @@
     curl --data-binary @images.npy http://127.0.0.1:8000/
 
 The body is an .npy file of floats in [0, 1] with shape (B, C, H, W). The response is {"classes": [3, 8, ...]}. Requests
-that arrive together are computed as one batch, and the standard classifier sees only the images that the robust
-classifier leaves open. Ray Serve's own documentation covers replicas, GPUs and autoscaling. Under `uv run`, set
-RAY_ENABLE_UV_RUN_RUNTIME_ENV=0, because Ray otherwise builds another environment for each of its processes.
+that arrive together are computed as one batch. Ray Serve's own documentation covers replicas, GPUs and autoscaling.
+Under `uv run`, set RAY_ENABLE_UV_RUN_RUNTIME_ENV=0, because Ray otherwise builds another environment for each of its
+processes.
 """
 
 import io
@@ -28,7 +28,7 @@ MOST_BYTES = 2**28
 
 @serve.deployment(max_ongoing_requests=256)
 class Mixture:
-    """One replica."""
+    """One replica of the mixed classifier, as Ray Serve creates it."""
 
     def __init__(self, run: str) -> None:
         found = read_run(run)  # trust_code=True if the run was created elsewhere and you reviewed its code

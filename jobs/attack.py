@@ -1,4 +1,4 @@
-"""Attack stage as a Ray job: `ray job submit --working-dir . -- python jobs/attack.py CONFIG [options]`."""
+"""Run the attack stage as a Ray job: `ray job submit --working-dir . -- python jobs/attack.py CONFIG [options]`."""
 
 from mixednuts_dist.cli import attack
 

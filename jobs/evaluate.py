@@ -1,4 +1,4 @@
-"""Evaluate stage as a Ray job: `ray job submit --working-dir . -- python jobs/evaluate.py CONFIG [options]`."""
+"""Run the evaluate stage as a Ray job: `ray job submit --working-dir . -- python jobs/evaluate.py CONFIG [options]`."""
 
 from mixednuts_dist.cli import evaluate
 

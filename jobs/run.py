@@ -1,4 +1,4 @@
-"""All stages as a Ray job: `ray job submit --working-dir . -- python jobs/run.py CONFIG [options]`."""
+"""Run all stages as a Ray job: `ray job submit --working-dir . -- python jobs/run.py CONFIG [options]`."""
 
 from mixednuts_dist.cli import run
 

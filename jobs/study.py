@@ -1,4 +1,4 @@
-"""A study as a Ray job: `ray job submit --working-dir . -- python jobs/study.py NAME CONFIG [options]`."""
+"""Run a study as a Ray job: `ray job submit --working-dir . -- python jobs/study.py NAME CONFIG [options]`."""
 
 from mixednuts_dist.cli import study
 

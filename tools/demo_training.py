@@ -1,11 +1,11 @@
 """Train the embedded classifiers: `python -m tools.demo_training [--out DIR]`.
 
-Both classifiers see the training half of the digits only, on a fixed schedule, and keep the moving average of the
-weights after the last step, so a run picks nothing on the test half. `std` minimizes the smoothed
-cross-entropy of warped images; `rob` that of PGD examples (Madry et al. 2018, equation 2.1), within a radius larger
-than `DEMO_EPS`: at the smaller one its margins are then comfortable; `noisy`
-that of images with normal noise. The settings come from some twenty trials whose figures were read off the test half,
-so the printed ones are those of a demonstration, not of a benchmark.
+All classifiers are trained on the training half of the digits, on a fixed schedule. The result is the moving average of
+the weights after the last step, so that training selects nothing on the test half. `std` minimizes the label-smoothed
+cross-entropy of warped images. `rob` and `rob_light` minimize the cross-entropy of PGD examples (Madry et al. 2018,
+equation 2.1). The radius of `rob` is larger than `DEMO_EPS`, so that its margins at `DEMO_EPS` are large. `noisy`
+minimizes the cross-entropy of images with normal noise. The settings were chosen from about twenty trials by their
+accuracy on the test half, so the printed accuracies are for demonstration and are not a benchmark.
 """
 
 import argparse
@@ -37,15 +37,15 @@ class Recipe:
     """The settings in which the trained classifiers differ.
 
     Attributes:
-        widths: widths for the `DigitsNet`.
+        widths: channels of the `DigitsNet`.
         n_steps: optimizer steps of 128 images each.
         weight_decay: decoupled, for AdamW.
-        warp: how far images are turned, stretched, slanted and shifted; 1 is up to 0.22 rad, 12%, 0.2 and
-            0.8 pixels across by 0.6 down.
+        warp: strength of the random rotation, stretch, shear and shift of images. At 1, these are at most 0.22 rad,
+            12%, 0.2, and 0.8 pixels horizontally by 0.6 vertically.
         eps: Linf radius of the training attack; 0 trains without one.
         noise: standard deviation of the normal noise that is added to each image, in units of the pixel range.
         label_smoothing: share of the target that is spread evenly over the classes.
-        seed: seed for the initial weights and all draws.
+        seed: seed for the initial weights and all random numbers of the training.
     """
 
     widths: tuple[int, int]
@@ -108,7 +108,7 @@ def _loss(
 
 
 def _warp(x_BCHW: Tensor, warp: float, generator: Generator) -> Tensor:
-    """Turn, stretch, slant and shift every image by a separate affine map."""
+    """Rotate, stretch, shear and shift every image by a separate affine map."""
 
     def uniform(half_width: float) -> Tensor:
         return (2 * torch.rand(len(x_BCHW), generator=generator) - 1) * half_width * warp
@@ -124,7 +124,7 @@ def _warp(x_BCHW: Tensor, warp: float, generator: Generator) -> Tensor:
 def _pgd(
     classifier: nn.Module, x_BCHW: Tensor, y_B: Tensor, *, eps: float, n_iter: int, generator: Generator
 ) -> Tensor:
-    """Signed-gradient ascent on the cross-entropy within the Linf ball, from a random start."""
+    """Return PGD examples: signed-gradient ascent on the cross-entropy within the Linf ball, from a random start."""
     step_size = 2.5 * eps / n_iter
     noise_BCHW = (2 * torch.rand(x_BCHW.shape, generator=generator) - 1) * eps
     x_adv_BCHW = (x_BCHW + noise_BCHW).clamp(0, 1)
@@ -143,7 +143,7 @@ def _update_average(average: nn.Module, classifier: nn.Module, *, decay: float) 
 
 
 def figures(classifier: DigitsNet, *, eps: float) -> str:
-    """One line on the test half: accuracy when clean, and under pyautoattack's APGD-CE + APGD-T at `eps`."""
+    """Return one line with the accuracies on the test half, clean and under pyautoattack's APGD-CE and APGD-T."""
     x_BCHW, y_B = load_digits_split("test")
     attack = AutoAttack(
         classifier,
@@ -166,12 +166,12 @@ def figures(classifier: DigitsNet, *, eps: float) -> str:
 
 
 def weights_folder() -> Path:
-    """Where `classifiers.factories` reads them."""
+    """Return the folder from which `classifiers.factories` reads the weights."""
     return Path(str(resources.files("mixednuts_dist.classifiers").joinpath("weights")))
 
 
 def main() -> None:
-    """Train all, print the figures, write the weights."""
+    """Train all classifiers, write their weights, and print their accuracies."""
     parser = argparse.ArgumentParser(description="Train the demo classifiers on scikit-learn's digits.")
     parser.add_argument("--out", type=Path, default=weights_folder(), help="folder to write to")
     out: Path = parser.parse_args().out

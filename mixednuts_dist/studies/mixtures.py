@@ -140,8 +140,8 @@ def seen_unseen(bench: Bench) -> Outcome:
     differs = ""
     if n_seen != N_SEEN:
         differs = (
-            f"The search saw {n_seen} of {n_images} measured images. In the paper, the search saw 1,000 images, and the "
-            "rest of the data set was measured too."
+            f"The search saw {n_seen} of {n_images} measured images. In the paper, the search saw 1,000 images, and "
+            "the rest of the data set was measured too."
         )
     return replace(_by_seen(counts), remarks=bench.reduction, differs=differs)
 

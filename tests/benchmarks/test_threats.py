@@ -30,7 +30,7 @@ def test_threats_prints_counts_and_a_markdown_table() -> None:
     for row in found["versions"]:
         assert 0 < row["here"] < row["clean"] < 20
         assert row["here"] <= row["pyautoattack"] + 3 * SPREAD
-        assert row["ratio"] == row["passes an image, here"] / row["passes, pyautoattack"]
+        assert row["ratio"] == row["passes per image, here"] / row["passes, pyautoattack"]
     alone = [row["attacks"] for row in found["individual"] if row["threat"] == "L1, eps = 1"]
     assert alone == [*(f"{name} alone" for name in ("apgd-ce", "apgd-t", "fab-t", "square")), "all of standard"]
     for row in found["individual"]:
@@ -45,8 +45,8 @@ def test_cut_gradients_of_a_real_network_are_passed_too(behind: str) -> None:
     budget = {"n_iter": 20, "n_target_classes": 3, "n_queries": 20}
     rows = threats.run(**CIFAR, behind=behind, threats=["Linf:4/255"], n_images=16, **budget)
     found = {row["attack"]: row for row in rows["masked gradients"]}
-    assert found["standard: here, masked"]["standing"] - found["standard: here"]["standing"] >= 4
-    assert found["standard: here"]["percent of the drop by hand"] >= 90
+    assert found["standard: here, masked"]["robust"] - found["standard: here"]["robust"] >= 4
+    assert found["standard: here"]["percent of the drop with handwritten gradients"] >= 90
 
 
 @pytest.mark.soak
