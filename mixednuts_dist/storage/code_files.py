@@ -24,7 +24,11 @@ def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
     for written, file in files.items():
         content = Path(file).read_bytes()
         kept[written] = f"code/{_digest(content)}/{Path(file).name}"
-        store.create(kept[written], content)
+        if not store.create(kept[written], content):
+            try:
+                code_of(store, kept[written])
+            except DamagedFile:
+                store.write(kept[written], content)
     return kept
 
 

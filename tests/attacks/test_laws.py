@@ -47,7 +47,8 @@ def test_adversarial_examples_lie_in_the_ball_and_are_verified(
 ) -> None:
     mixed, x, y = pair
     stop = threat != L2  # in L2, attacks minimize the margin to the end
-    found = attacked(pair, attack, [*range(20)], threat=threat, precision=precision, stop_when_broken=stop)
+    mode = "bypass" if threat == L1 else "transfer"
+    found = attacked(pair, attack, [*range(20)], threat=threat, precision=precision, stop_when_broken=stop, mode=mode)
     assert float(ball_of(threat).length(found.x_adv - x).max()) <= threat.eps * (1 + 1e-5)
     assert 0 <= float(found.x_adv.min()) <= float(found.x_adv.max()) <= 1
     with torch.no_grad():
