@@ -14,7 +14,7 @@ from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
 from ..errors import InvalidInputError
 from .budget import AttackBudget, attacks_in
-from .entry import checked_labels
+from .entry import check_cached, checked_labels
 from .gradient_model import AttackMode, shape_of
 from .plans import MMAA, margin_plan
 from .result import AttackResult, Progress, show_progress
@@ -67,8 +67,8 @@ def autoattack(
             image's result by rounding.
         eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
             draws at the best points decide (`draws.py`).
-        cached_BCHW: known adversarial examples, one per image, tried first as the attack "warm-start". They have to lie
-            in the balls and in [0, 1]; the call does not check this.
+        cached_BCHW: known adversarial examples, one per image, in the balls and in [0, 1], tried first as the attack
+            "warm-start".
         stop_when_broken: stop attacking an image once it is broken; otherwise, search for its smallest margin.
         sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
         precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto", or existing copies of the networks.
@@ -165,6 +165,8 @@ def _attack_all(
 ) -> AttackResult:
     """Check the arguments of a library call, and attack all images; `options` are those of `Scheduler`."""
     y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
+    if cached_BCHW is not None:
+        check_cached(cached_BCHW, x_BCHW, y_B, threat)
     scheduler = Scheduler(
         model, x_BCHW, threat=threat, attacks=attacks, eot=eot, shape=shape_of(batch_size, model, x_BCHW),
         copies=precision if isinstance(precision, FastCopies) else FastCopies(precision),

@@ -19,6 +19,7 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_norm, check_threat
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
+from ..norms.ball import ball_of
 from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
 from .verification import check_images
 
@@ -48,6 +49,22 @@ def checked_labels(
     if any(ATTACKS.get(name).takes_gradient for name in attacks):
         _check_gradient(model, tried, logits_BK)
     return y_B.long()
+
+
+def check_cached(cached_BCHW: Tensor, x_BCHW: Tensor, y_B: Tensor, threat: ThreatModel) -> None:
+    """Reject known adversarial examples that are outside the threat model, or of other images."""
+    check_images(cached_BCHW, y_B)
+    if cached_BCHW.shape != x_BCHW.shape:
+        raise InvalidInputError(
+            f"cached_BCHW has the shape {tuple(cached_BCHW.shape)} and the images {tuple(x_BCHW.shape)}. Pass one "
+            "adversarial example per image"
+        )
+    outside = ~ball_of(threat).contains(cached_BCHW, x_BCHW)
+    if bool(outside.any()):
+        raise InvalidInputError(
+            f"cached_BCHW: {int(outside.sum())} of {len(outside)} adversarial examples are outside {threat}. Pass the "
+            "clean image for images without one"
+        )
 
 
 def _check_types(x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:

@@ -23,7 +23,7 @@ class AttackResult:
     clean: Tensor  # (B,) bool: classified correctly without an attack
     broken: Tensor  # (B,) bool: misclassified under attack or without one
     survived: dict[str, Tensor]  # attack -> (B,) bool: not broken by this attack or by those before it
-    x_adv: Tensor  # (B, C, H, W), in the ball and in [0, 1]; points of `cached_BCHW` are not checked for that
+    x_adv: Tensor  # (B, C, H, W), in the ball and in [0, 1]
     logits: Tensor  # (B, K) float32, at x_adv
     log_one_minus_margin: Tensor  # (B,) float64, at x_adv; it does not saturate for margins near 1
     n_forward: int  # images passed forward by all attacks and verifications, without padding

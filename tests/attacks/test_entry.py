@@ -120,6 +120,8 @@ WRONG_OF_AUTOATTACK = [
     ({"attacks": "apgd-ce"}, r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"),
     ({"eot": 0}, r"eot=0 must be a number of draws, at least 1"),
     ({"eot": 2.5}, r"eot=2.5 must be"),
+    ({"cached_BCHW": 1 - X}, r"cached_BCHW: 6 of 6 adversarial examples are outside Linf"),
+    ({"cached_BCHW": X[:, :1]}, r"cached_BCHW has the shape \(6, 1, 8, 8\) and the images \(6, 3, 8, 8\)"),
     ({"budget": {"n_iter": 5}}, r"budget={'n_iter': 5} is a mapping. Pass AttackBudget\("),
 ]
 
