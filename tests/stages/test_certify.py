@@ -67,7 +67,7 @@ def test_a_run_reports_what_is_certified(finished: tuple[RunResults, Certify, Ru
     assert (report / "certified.csv").read_text().startswith("beta,alpha,clean_correct")
     assert (report / "certified.pdf").is_file()
     page = (report / "index.html").read_text()
-    for said in ("certified at 0.25", 'id="certified"', "Bounds: ", "not for the mixture that is deployed"):
+    for said in ("certified at 0.25", 'id="certified"', "Bounds: ", "not for the deployed mixed classifier"):
         assert said in page
 
 
