@@ -13,20 +13,20 @@ ball. The robust classifier may then even prefer another class by less than tau.
 
 **Proposition 2 (the smoothed margin).** Let `q_k(x) = P(v(x + sigma z) = k)`, z standard normal, for a measurable
 classifier v. If `p_A <= q_y(x)` and `p_B >= q_k(x)` for all k != y, the margin `q_y - max_k q_k` at L2 distance r from
-x is at least `Phi(Phi^-1(p_A) - r / sigma) - Phi(Phi^-1(p_B) + r / sigma)`. It is attained if
+x is at least `Phi(Phi^-1(p_A) - r / sigma) - Phi(Phi^-1(p_B) + r / sigma)`. Some classifier attains this bound if
 `p_A + p_B <= 1`.
 
-*Proof.* `Phi^-1(q_k)` is 1/sigma-Lipschitz in L2 (Salman et al. 2019, lemma 2), and Phi rises. The bound is attained by
-the half-spaces `z_1 <= sigma Phi^-1(p_A)` of y and `z_1 >= -sigma Phi^-1(p_B)` of k, with a third class in between.
+*Proof.* `Phi^-1(q_k)` is 1/sigma-Lipschitz in L2 (Salman et al. 2019, lemma 2), and Phi increases. The half-spaces
+`z_1 <= sigma Phi^-1(p_A)` of y and `z_1 >= -sigma Phi^-1(p_B)` of k, with a third class in between, attain the bound.
 
 **Corollary (the radius).** F predicts y up to the distance r at which the bound of proposition 2 falls to `gamma tau`.
 With `p_B = 1 - p_A` that distance is
 
     r = sigma [Phi^-1(p_A) - Phi^-1((1 + gamma tau) / 2)],
 
-which for gamma = 1 is `sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))]`: Cohen's radius less a constant. A smaller p_B gives a
-larger r, because the bound decreases with p_B. The half-spaces above and a standard classifier that predicts k
-(gamma = 1) or y (gamma = -1) attain r.
+which for gamma = 1 is `sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))]`, Cohen's radius minus a constant. A smaller p_B gives a
+larger r, because the bound decreases with p_B. The half-spaces of proposition 2 and a standard classifier that predicts
+k (gamma = 1) or y (gamma = -1) attain r.
 
 **Proposition 3 (the larger of two radii).** Let the standard classifier be certified to predict y up to distance R, let
 r be the radius at gamma = 1, and let r' be the radius at gamma = -1. F predicts y up to `max(r, min(R, r'))`.
@@ -35,9 +35,9 @@ r be the radius at gamma = 1, and let r' be the radius at gamma = -1. F predicts
 come from the same bounds p_A and p_B, so that both are valid whenever these two bounds hold. If the radii came from
 separate bounds, each with confidence 1 - delta, the larger radius would have only the confidence 1 - 2 delta.
 
-p_A and p_B are confidence bounds from draws (`confidence.py`). They do not depend on alpha, so one event covers every
-alpha, beta and radius. In these statements, v is the predicted class of the robust classifier itself. The
-transformation M, which may change the class under noise, is not applied.
+p_A and p_B are confidence bounds from draws (`confidence.py`). They do not depend on alpha, so the same two bounds give
+every radius for every alpha and beta. In these statements, v is the predicted class of the robust classifier itself.
+The transformation M, which may change the class under noise, is not applied.
 
 **Origin.** Proposition 1 with gamma = 1 is the margin lemma of mixed classifiers (Bai et al., arXiv 2311.15165).
 Proposition 2 is the bound of Cohen et al. (1902.02918), Salman et al. (1906.04584) and, for thresholds on margins,

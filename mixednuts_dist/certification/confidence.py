@@ -1,4 +1,4 @@
-"""Bound votes by a number of draws, and decide when further draws cannot change a certificate.
+"""Compute confidence bounds of votes from draws, and decide when further draws cannot change a certificate.
 
 The vote for a class is the probability that the robust classifier predicts this class under noise. A draw that predicts
 the class is a hit. Draws are independent, so the number of hits is binomial, and the bound of Clopper and Pearson is
@@ -119,10 +119,10 @@ class Looks:
     ) -> Tensor:
         """Return which images need no further draw, (B,) bool, because each question is decided.
 
-        A question asks whether the image is certified at one alpha and one radius. It is decided if the bounds at
-        this look certify the image, if even hits alone in all further draws could not certify the image, or if the vote
-        is too small with the confidence of this look. The decision only saves draws, because the bounds are
-        valid whenever an image stops.
+        A question asks whether the image is certified at one alpha and one radius. It is decided if the bounds at this
+        look certify the image, if even hits alone in all further draws could not certify the image, or if the vote is
+        too small with the confidence of this look. The decision only saves draws, because the bounds are valid whenever
+        an image stops.
 
         Args:
             top_B, second_B: hits of the class, and of the most frequent other class.

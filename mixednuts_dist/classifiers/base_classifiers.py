@@ -116,7 +116,7 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
 
 
 def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
-    """Compute one pass, after the removal of the answers that a black box has stored."""
+    """Remove the stored answers of a black box, and compute one pass."""
     if isinstance(model, BlackBoxClassifier):
         model.kept.clear()
     return model(images_BCHW)

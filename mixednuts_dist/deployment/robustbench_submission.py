@@ -120,7 +120,7 @@ def _check_threat(run: Run, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partit
 
 def _order(dataset: Any, n_images: int) -> Tensor:
     """Return the place of each image in the order of the test set."""
-    if isinstance(dataset, ImageFiles) and dataset.uri.startswith("imagenet:"):  # the option `order` changes it
+    if isinstance(dataset, ImageFiles) and dataset.uri.startswith("imagenet:"):  # its option `order` changes the order
         place_of = {name: place for place, name in enumerate(evaluation_names())}
         return torch.tensor([place_of[name] for name in dataset.names[:n_images]]).argsort().argsort()
     if not isinstance(dataset, ParquetImages):

@@ -1,7 +1,7 @@
 """Images that `mixednuts prepare` wrote (`parquet:URI`), in a folder or a bucket. A worker reads only its own images.
 
-A part is a Parquet file with one row (label, name, image) per image, in uint8. `manifest.json` lists all labels and all
-parts, with the sha256 of their rows, so that opening the dataset reads nothing else. This is layout version 1.
+A part is a Parquet file of uint8 images, with one row (label, name, image) per image. `manifest.json` lists all labels
+and all parts, with the sha256 of their rows, so that opening the dataset reads nothing else. This is layout version 1.
 """
 
 import hashlib

@@ -2,8 +2,8 @@
 
 A clamp maps a float64 tensor elementwise. It increases everywhere, or it decreases up to one point (`turns_at=`) and
 increases after it. The search relies on this shape: over an interval, the maximum is at one end, and the minimum is at
-an end or at that point. `size_at_turn` checks the shape on a sample. Each function is accurate relative to small values
-too, because the power that follows would magnify their rounding errors.
+an end or at that point. `size_at_turn` checks the shape on a sample. Each function has a small relative error even for
+small values, because the power that follows would magnify the error.
 """
 
 import functools

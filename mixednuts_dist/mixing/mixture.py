@@ -21,7 +21,7 @@ from ..errors import InvalidInputError
 from .margins import class_indices, log_one_minus_gap, log_one_minus_signed_margin, require_logits
 from .transforms import LogitMap
 
-_ROUNDING = 1e-14  # relative rounding of logits, log(1 - threshold) and alpha; an image at the threshold must count
+_ROUNDING = 1e-14  # relative rounding of logits, log(1 - threshold) and alpha, so that images at the threshold count
 _WEIGHTS_ROUNDING = 1e-9  # for weights that a user has typed
 _LOG_FLOOR = math.log(1e-300)  # replaces log(0) if an entry would otherwise be -inf
 
@@ -42,8 +42,8 @@ class Mixture:
     alpha: float  # weight of `rob`
     one_minus_alpha: float = math.nan  # weight of `std`; by default `1 - alpha`, which loses digits for alpha near 1
     temperature: float = 0.0  # divides the logits of `std`; 0 replaces its probabilities by the one-hot class
-    surrogate_alpha: float = 0.95  # alpha_d of f_aux, which attacks differentiate
-    rd: float = 0.9  # share of the raw logits of `rob` in f_aux
+    surrogate_alpha: float = 0.95  # alpha_d, the weight of `rob` in f_aux, whose gradients attacks follow
+    rd: float = 0.9  # share of that weight for the raw logits of `rob`; the rest is for the transformed ones
 
     def __post_init__(self) -> None:
         if math.isnan(self.one_minus_alpha):  # the default: a frozen dataclass is set this way
@@ -90,7 +90,7 @@ class Mixture:
     def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
         """Return the predicted classes, (B,), from the raw logits of the base classifiers.
 
-        At T = 0 the closed form is used, because sums of probabilities would round a margin threshold close to 1.
+        At T = 0 the closed form is used, because sums of probabilities lose the digits of a margin threshold near 1.
         """
         if self.temperature == 0:
             return mixed_classes(rob_logits_BK, std_logits_BK.argmax(dim=1), self)

@@ -101,7 +101,7 @@ class TemperatureTransform(LogitMap):
 
 
 class LayerNormTransform(LogitMap):
-    """LayerNorm alone: the map under which the attack stage looks for minimum margins."""
+    """LayerNorm alone: the map after which the attack stage minimizes margins."""
 
     def __init__(self, ln_k: int | None = None) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def outcome_counts(summaries: Sequence[PartitionSummary]) -> tuple[Count, Count]
 
 
 def device_hours(summaries: Sequence[PartitionSummary]) -> tuple[float, float]:
-    """Return for how many hours CPU cores, and accelerators or shares of them, were reserved, in total."""
+    """Return the core-hours on CPUs and the accelerator-hours; a share of an accelerator counts as a fraction."""
     held = [(each.device == "cpu", each.n_devices * each.seconds / 3600) for each in summaries]
     return sum(hours for on_cpu, hours in held if on_cpu), sum(hours for on_cpu, hours in held if not on_cpu)
 

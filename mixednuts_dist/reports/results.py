@@ -25,7 +25,7 @@ from .results_file import AccuracyRow, ResultsFile, StageCost, SurvivalStep
 from .table import Cell, Table
 from .worst_images import WorstImage, WorstTally
 
-TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
+TRANSFER_ATTACK = "the adversarial examples of rob (std is a black box)"
 BLACK_BOX_NOTE = (
     "The standard classifier is a black box. Its robustness was measured only on the adversarial examples of the "
     "robust classifier. The attacks on the mixed classifier followed the gradients of the robust classifier alone. "

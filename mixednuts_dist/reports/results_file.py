@@ -92,7 +92,7 @@ class ParameterFacts(_Facts):
 
 
 class RetentionFacts(_Facts):
-    """How many robust images of `rob` must remain robust for `mixed`, and how many are predicted and measured to."""
+    """How many robust images of `rob` must remain robust for `mixed`, and how many are predicted and measured so."""
 
     beta: float
     asked: int
