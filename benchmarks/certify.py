@@ -25,7 +25,7 @@ SIGMA, CONFIDENCE = 0.25, 0.999
 ASKED = (0.8, 0.25)  # alpha and radius of the single question
 IMAGENET_IMAGES, IMAGENET_DRAWS = 5000, 10_000  # RobustBench's images; the usual draws
 RESNET50_FLOPS = 8.2e9  # a forward pass at 224 x 224, a multiply-accumulate counted as two
-ASSUMED_FLOPS = 50e12  # per second, a third of an A100's peak in TF32; an assumption, whereas `estimate` measures
+ASSUMED_FLOPS = 50e12  # per second, an assumption: a third of an A100's peak in TF32
 _ROWS = 256
 
 

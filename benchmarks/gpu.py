@@ -51,7 +51,7 @@ ON_CPU_RATES: dict[str, Step] = {
 
 
 def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:
-    """Run all steps, print their table in Markdown, and return it; `data` is the folder of the finished steps."""
+    """Run all steps, print a table in Markdown, and return the numbers; `data` is the folder of finished steps."""
     at = Place(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     folder = Path(data)
     folder.mkdir(parents=True, exist_ok=True)

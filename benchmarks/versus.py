@@ -1,4 +1,4 @@
-"""Compare the CPU time of some attacks with that of pyautoattack's, in alternating rounds in one process.
+"""Compare the CPU time of some attacks here and in pyautoattack, in alternation in one process.
 
     python -m benchmarks.versus --model py:zoo.py:rob_c10_resnet4b --data DATASET --eps 2/255 -n 100
 

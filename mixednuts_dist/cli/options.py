@@ -128,7 +128,7 @@ def typed(
 
 
 def messages() -> Console:
-    """Return the console for all output except results, which writes to stderr without markup and line breaks."""
+    """Return the console for all output except results; it writes one line per message to stderr, without markup."""
     return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -219,7 +219,7 @@ def run_command(
     before: Callable[[Any], Any] | None = None,
     sets: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that makes a command on CONFIG of a function.
+    """Return a decorator that turns a function into a command on CONFIG.
 
     The function receives an `Invocation` and its other options. The configuration is checked first, which takes a
     fraction of a second. Libraries that take seconds to load are imported inside the function.

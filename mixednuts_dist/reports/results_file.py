@@ -92,7 +92,7 @@ class ParameterFacts(_Facts):
 
 
 class RetentionFacts(_Facts):
-    """How many robust images of `rob` must remain robust for `mixed`, and how many are predicted and measured so."""
+    """The number of robust images of `rob` that `mixed` must keep robust, and the predicted and measured numbers."""
 
     beta: float
     asked: int

@@ -197,7 +197,7 @@ def test_each_row_names_the_attack_that_ran_and_its_budget(
     fast = attacks_said(tiny(preset="fast", attack={}, evaluate={}))
     assert fast["mixed"] == "adaptive apgd-ce, apgd-t (100 iterations, 3 targets)"
     assert fast["std"] == "apgd-ce, apgd-t (100 iterations, 3 targets)"
-    assert attacks_said(tiny(std="http://127.0.0.1:1/"))["std"] == "the adversarial examples of rob (std is a black box)"
+    assert attacks_said(tiny(std="http://127.0.0.1:1/"))["std"].endswith("examples of rob (std is a black box)")
 
 
 def test_devices_are_billed_by_what_was_held() -> None:
