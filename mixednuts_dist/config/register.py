@@ -76,7 +76,7 @@ class Register(Generic[T]):
             taken = self.entries().get(name)
             if taken is not None and taken.home != home:
                 raise ConfigError(
-                    f"{self.kind} {name!r} of {home} has the name of one of {taken.home}; choose another name"
+                    f"{self.kind} {name!r} of {home} has the same name as one of {taken.home}; choose another name"
                 )
             self._made[name] = made
             if taken is None:
@@ -205,8 +205,8 @@ def import_file(name: str, path: Path) -> ModuleType:
         folder = path.resolve().parent
         if isinstance(error, ModuleNotFoundError) and _lies_in(folder, error.name):
             raise ImportError(
-                f"{error}; it is next to {path.name}: export PYTHONPATH={folder}, or put what is needed of it into "
-                f"{path.name}, since a run keeps a copy of that file alone"
+                f"{error}. It is next to {path.name}: export PYTHONPATH={folder}, or move the required code into "
+                f"{path.name}, because a run keeps only a copy of {path.name}"
             ) from error
         raise
     return module

@@ -231,8 +231,8 @@ class RunConfig(Section):
         """
         if self.std is None:
             raise ConfigError(
-                f"{self.name}: `std` is missing, and a mixed classifier needs `std` and `rob`. With `rob` alone "
-                "there are: mixednuts attack, evaluate, report and run"
+                f"{self.name}: `std` is missing, and a mixed classifier needs `std` and `rob`. With `rob` alone, use "
+                "mixednuts attack, evaluate, report or run"
             )
         return self.std
 

@@ -179,8 +179,8 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
     gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
     if num_workers and num_gpus is None and not gpus and may_grow:
         logger.warning(
-            "the cluster has no GPU now, so its %d workers will compute on CPUs. If it grows by GPU machines, set "
-            "compute.num_gpus=1; set compute.num_gpus=0 if CPUs are meant",
+            "the cluster has no GPU now, so its %d workers will compute on CPUs. If GPU machines join later, set "
+            "compute.num_gpus=1. If you want CPUs, set compute.num_gpus=0",
             num_workers,
         )
     room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))

@@ -51,7 +51,7 @@ def select_parameters(
     Args:
         attacked_correct_BK: raw logits of the robust classifier on the attacked images that it classifies correctly.
         clean_wrong_BK: its raw logits on the clean images that it misclassifies. Without any, the objective is 0 for
-            all candidates and the ties decide.
+            all candidates, and the rules for ties choose one.
         scales, powers, biases, betas: by default those of a configuration.
 
     Returns:
@@ -169,7 +169,7 @@ class Selection:
                 f"beta={beta}: none of {self.infeasible[i].numel()} candidates can be used: "
                 f"{int(self.infeasible[i].sum())} have a threshold below 0 (the transformation itself breaks too many "
                 f"attacked images), {int(self.undeployable[i].sum())} have logits, a threshold or a 1 - alpha that "
-                "float32 cannot carry; search smaller scales and powers, or a smaller beta"
+                "float32 cannot represent; search smaller scales and powers, or a smaller beta"
             )
         return choice
 
@@ -183,11 +183,11 @@ class Selection:
         if n_excluded := self.n_undeployable:
             found.append(
                 f"{n_excluded:,} of {self.undeployable[0].numel():,} candidates {'was' if n_excluded == 1 else 'were'} "
-                "left out at one beta or more because float32 could not carry their logits, margin threshold or "
+                "left out at one beta or more because float32 cannot represent their logits, margin threshold or "
                 "1 - alpha."
             )
         if self.n_objective == 0:
-            found.append("No clean image is wrong: the objective is 0 for every candidate and the ties decided.")
+            found.append("No clean image is misclassified, so the objective is 0 for every candidate.")
         for beta, choice in zip(self.betas, self.chosen, strict=True):
             if beta in (betas or self.betas):
                 sentences = self._on(choice) if choice else ["no candidate is feasible and deployable."]

@@ -19,7 +19,10 @@ from .store import Store
 
 
 def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
-    """Copy files (path as written -> path on this machine) into the run; returns path as written -> path in the run."""
+    """Copy files (path as written -> path on this machine) into the run; returns path as written -> path in the run.
+
+    A copy that is damaged is replaced.
+    """
     kept = {}
     for written, file in files.items():
         content = Path(file).read_bytes()

@@ -25,7 +25,7 @@ def read_signed_json(content: bytes) -> dict[str, Any]:
     """Return the values that `signed_json` wrote; ValueError if they have changed."""
     values = read_json(content)
     if not isinstance(values, dict) or "digest" not in values:
-        raise ValueError("it is not a file that any release has written")
+        raise ValueError("it is not a file of this package")
     if values.pop("digest") != digest(values):
         raise ValueError("its content has changed")
     return values

@@ -114,7 +114,7 @@ class SearchResult:
     surrogate_alpha: float  # alpha_d of f_aux
     entries: tuple[Choice, ...]  # one per beta, the largest beta first
     n_candidates: int
-    n_undeployable: int  # candidates that float32 could not deploy
+    n_undeployable: int  # candidates that float32 cannot represent
     notes: tuple[str, ...]  # sentences for the report, on violated assumptions, the grid, and what beta promises
     rounds: tuple[SearchRound, ...] = ()
 

@@ -143,7 +143,7 @@ def test_ties_go_to_the_smaller_weight_of_rob() -> None:
     assert selection.objectives.abs().max() == 0
     usable = ~selection.undeployable[2]
     assert selection.for_beta(0.985).log_one_minus_cutoff == selection.log_one_minus_cutoffs[2][usable].min()
-    assert any("No clean image is wrong" in note for note in selection.notes())
+    assert any("No clean image is misclassified" in note for note in selection.notes())
 
 
 def test_equal_candidates_go_to_the_smaller_power_scale_and_bias() -> None:
