@@ -104,7 +104,7 @@ def test_import_of_a_sibling_file_names_pythonpath(project, tmp_path, monkeypatc
     (tmp_path / "sibling_nets.py").write_text(NETS)
     (tmp_path / "both.py").write_text("from sibling_nets import rob, std\n")
     (tmp_path / "absent.py").write_text("import no_such_module_anywhere\n")
-    with pytest.raises(BaseClassifierError, match=f"is next to both.py: export PYTHONPATH={tmp_path}, or put"):
+    with pytest.raises(BaseClassifierError, match=f"is next to both.py: export PYTHONPATH={tmp_path}, or move"):
         load_classifier(f"py:{tmp_path}/both.py:rob?weights={project[0]}/rob.pth", "rob")
     searched = f"'no_such_module_anywhere', which is neither installed nor in {tmp_path}. Set PYTHONPATH"
     with pytest.raises(BaseClassifierError, match=searched):
