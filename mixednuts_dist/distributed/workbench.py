@@ -10,7 +10,7 @@ A stage's `compute(worker, partition)` gets a `Workbench`::
     worker.attacked(partition, model, ...) the result of attacks on the partition's images
     worker.counts(...)                     the counts of the partition's summary
     worker.spec                            seed, threat model and URIs of the run
-    worker.shape(x), worker.copies         rows per pass, and the fast copies through which gradients are taken
+    worker.shape(x), worker.copies         rows per pass, and the fast copies that compute gradients
 
 When slots of a batch become free during a partition's last attacks, they take images of prefetched partitions, which
 the worker gets next. Each attacked network therefore has one engine (a `Scheduler`), which continues from partition to

@@ -52,7 +52,7 @@ class Attacked:
 
     @classmethod
     def of(cls, descending_nK: Tensor) -> "Attacked":
-        """Return one example per image, without further points."""
+        """Return one example per image."""
         image_n = torch.arange(len(descending_nK), device=descending_nK.device)
         rivals_n = torch.full_like(descending_nK[:, 0], torch.nan)
         return cls(descending_nK, len(image_n), image_n, torch.zeros_like(image_n), rivals_n)
@@ -212,8 +212,8 @@ class PaperCriterion(Criterion):
 class InterpolatedPaperCriterion(PaperCriterion):
     """Algorithm 1 with `numpy.percentile`'s linear interpolation, as the reference code computes the threshold.
 
-    The threshold lies between two margins, so it keeps one image fewer than `beta` asks for unless the quantile falls
-    on a margin. `paper` uses the order statistic that satisfies the constraint on the data.
+    The threshold lies between two margins, so it keeps one image fewer than `beta` asks for unless the quantile equals
+    a margin. `paper` uses the order statistic that satisfies the constraint on the data.
     """
 
     name: ClassVar[str] = "paper-interpolated"

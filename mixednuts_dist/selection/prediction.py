@@ -59,7 +59,7 @@ def _clean_correct(choice: Choice, cached: CachedLogits) -> Tensor:
 
 
 def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool = False) -> Tensor:
-    """Return log(1 - margin) of M(rob) at the hardest known example of each image, (B,), float64.
+    """Return log(1 - margin) of M(rob) at the hardest stored example of each image, (B,), float64.
 
     With `any_std`, the margins are signed ones, which hold for any class of the standard classifier. Otherwise, as in
     the search, the margin at an example in `points` is the lead of the label over the class of the standard classifier,

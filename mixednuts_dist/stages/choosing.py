@@ -1,4 +1,4 @@
-"""Score the grid on all known adversarial examples, choose a candidate for every beta, and predict its accuracies."""
+"""Score the grid on all stored adversarial examples, choose a candidate for every beta, and predict its accuracies."""
 
 import math
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ class RoundTask(Task):
     budget: AttackBudget
     mixtures: tuple[Mixture, ...]
     reaches: tuple[float, ...]  # per mixed classifier: images with a lower log(1 - margin) of M(rob) are not attacked
-    attacks: tuple[str, ...]  # if empty, the round only stores the hardest known example of each image
+    attacks: tuple[str, ...]  # if empty, the round only stores the hardest stored example of each image
     mode: AttackMode
     eot: int | None = None  # draws per gradient of a random classifier
     sources: tuple[StoredExamples, ...]  # the first one is the attack stage, whose rows also hold `rob_broken`

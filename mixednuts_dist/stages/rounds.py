@@ -1,8 +1,8 @@
 """Refinement rounds: attack the chosen mixed classifier, add the adversarial examples, and search again.
 
-The margin of an image is the smallest one over all its known adversarial examples, so the examples of a round count for
-every later choice. A round is distributed and resumable like a stage. Its rows depend only on the rows of the attack
-stage and of the earlier rounds.
+The margin of an image is the smallest one over all its stored adversarial examples, so the examples of a round count
+for every later choice. A round is distributed and resumable like a stage. Its rows depend only on the rows of the
+attack stage and of the earlier rounds.
 
 Shapes: N images, P adversarial examples, K classes.
 """
@@ -42,7 +42,7 @@ ROUND_ITERATIONS = 50  # maximum number of iterations of each attack
 
 
 class Rounds:
-    """The refinement rounds of one search, with all adversarial examples that are known after them."""
+    """The refinement rounds of one search, with the adversarial examples of the attack stage and of all rounds."""
 
     selection: Selection  # set by each search
 
@@ -111,7 +111,7 @@ class Rounds:
         return result
 
     def _search_again(self, result: SearchResult) -> SearchResult:
-        """Search over all known examples; choices that were attacked and keep enough images remain chosen."""
+        """Search over all stored examples; choices that were attacked and keep enough images remain chosen."""
         held = {entry.beta: entry for entry in result.entries if self._is_kept(entry)}
         return self._search().with_entries(held)
 
@@ -154,7 +154,7 @@ class Rounds:
         return attack, *map(examples_of_round, self._done)
 
     def _evaluation_task(self, result: SearchResult) -> RoundTask:
-        """Return a round without attacks that stores the hardest known example, including those of the evaluation."""
+        """Return a round that attacks nothing and stores the hardest example per image, also from the evaluation."""
         evaluated = evaluate_content_hash(self._opened, result)
         task = self._task([result.deployed()], result)
         sources = (*task.sources, StoredExamples("evaluate", evaluated))
@@ -221,12 +221,12 @@ class Rounds:
         return tuple(tried)
 
     def _is_kept(self, entry: Choice) -> bool:
-        """Return whether the choice was attacked, and keeps enough images robust at all known examples."""
+        """Return whether the choice was attacked, and keeps enough images robust at all stored examples."""
         wanted = wanted_images(entry.beta, int(self._robust_N.sum()))
         return _mixed(entry) in self._broken and self._kept(entry) >= wanted
 
     def _kept(self, entry: Choice) -> int:
-        """Count the images on which `rob` and the attacked choice remain robust at every known example."""
+        """Count the images on which `rob` and the attacked choice remain robust at every stored example."""
         rows, points, mixture = self._rows, self._points, entry.mixture()
         kept_N = self._robust_N & ~self._broken[_mixed(entry)]
         kept_N &= mixed_classes(rows.rob_clean_BK, rows.std_pred_B, mixture) == rows.labels_B
