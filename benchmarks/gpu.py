@@ -35,7 +35,7 @@ STEPS: dict[str, Step] = {
     "out of memory": checks.memory,
     "APGD against pyautoattack": lambda at: speed.against_pyautoattack(at, ("apgd-ce", "apgd-t")),
     "AutoAttack against pyautoattack": lambda at: speed.against_pyautoattack(at, STANDARD_ATTACKS),
-    "mixture in three orders": checks.orders,
+    "mixed classifier in three orders": checks.orders,
     "two workers on half a device": checks.two_workers,
 }
 RATES: dict[str, Step] = {

@@ -252,7 +252,7 @@ def _bits_notes(*stages: Iterable[PartitionSummary]) -> tuple[str, ...]:
 
 
 def _red_flags(opened: Run, content_hash: str) -> tuple[str, ...]:
-    classifier = "rob" if opened.config.std is None else "the mixture"
+    classifier = "rob" if opened.config.std is None else "the mixed classifier"
     columns = [f"{FLAG}{flag}" for flag in FLAGS]
     flags = read_columns(opened.rows, "evaluate", opened.partitions, content_hash, columns)
     raised, eot = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}, opened.config.evaluate.eot

@@ -102,7 +102,7 @@ class RetentionFacts(_Facts):
 
 
 class MarginFacts(_Facts):
-    """Confidence margins; ratios and gaps are by classifier."""
+    """Confidence margins, with the ratio and the difference (`gaps`) of two medians by classifier."""
 
     medians: list[MarginGroup]
     ratios: dict[str, float | None]

@@ -174,7 +174,7 @@ def temperature(bench: Bench) -> Outcome:
         name: {"alpha": mixture.alpha, "clean on all images, exact": count(clean_correct(mixture, bench.rows))}
         for name, mixture in tried.items()
     }
-    remark = f"Each has the largest alpha that has as many clean images correct as the deployed mixture, {n_correct}."
+    remark = f"Each has the largest alpha at which it is correct on {n_correct} clean images, as the deployed one is."
     return variants(bench, "std", tried, cells, reference="T = 0", remarks=[remark])
 
 
@@ -211,16 +211,16 @@ def trade_off(bench: Bench) -> Outcome:
     for family, mixtures in families.items():
         tried |= {f"{family}, beta = {b:g}": mixtures[b] for b in TRADE_OFF_BETAS if b in mixtures}
     cells = {name: {"alpha": mixture.alpha, **on_all(bench, mixture)} for name, mixture in tried.items()}
-    found = {name: bench.measured(f"mixture: {name}", mixture).cells() for name, mixture in tried.items()}
+    found = {name: bench.measured(f"mixed classifier: {name}", mixture).cells() for name, mixture in tried.items()}
     for name, one in found.items():
         family, _, beta = name.partition(", beta = ")
         marks.setdefault(family, []).append((beta, one["clean"], one["robust"]))
     bases = _base_classifiers(bench)
     curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
     figure = accuracy_scatter({**marks, **{base[0]: [base] for base in bases}}, curves=curves)
-    rows: list[dict[str, Cell]] = [{"mixture": name, **one, **cells[name]} for name, one in found.items()]
+    rows: list[dict[str, Cell]] = [{"classifier": name, **one, **cells[name]} for name, one in found.items()]
     nothing = dict.fromkeys(next(iter(cells.values())))
-    rows += [{"mixture": name, "clean": clean, "robust": robust, **nothing} for name, clean, robust in bases]
+    rows += [{"classifier": name, "clean": clean, "robust": robust, **nothing} for name, clean, robust in bases]
     remarks = (
         "Mixed is equation 1 of the paper at each beta: no transformation and T = 1.",
         "Lines: predicted on the measured images for every beta of the configuration.",

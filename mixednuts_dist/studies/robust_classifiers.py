@@ -45,12 +45,12 @@ def parameter_transfer(bench: Bench) -> Outcome:
         cells = dict(zip(columns, (*chosen_cells(best).values(), *reached), strict=True))
         rows.append({"rob": name, **cells})
     findings += [
-        compared(f"Clean mixture of {ours}", ("its own s, p, c", right[ours]), (f"those of {name}", hits_N))
+        compared(f"Clean accuracy of mixed with {ours}", ("its own s, p, c", right[ours]), (f"those of {name}", hits_N))
         for name, hits_N in right.items()
         if name != ours and ours in right
     ]
     table = Table.of(rows)
-    figure = table_bars(table, columns[4], value=f"clean accuracy of the mixture with {ours} (%)")
+    figure = table_bars(table, columns[4], value=f"clean accuracy of mixed with {ours} (%)")
     remarks = (*bench.mmaa_reduction, "s, p and c are reused, and alpha is found again on the run's own rows.")
     return Outcome(table, figure, tuple(findings), (*remarks, *few_robs(bench)))
 

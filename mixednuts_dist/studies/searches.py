@@ -62,14 +62,14 @@ def clamps(bench: Bench) -> Outcome:
         right[clamp] = clean_correct(best.mixture(), bench.rows)
         objectives[clamp] = best.objective
         cells = chosen_cells(best) | ({"c": None} if clamp == "linear" else {})
-        measured: dict[str, Cell] = {"objective": best.objective, "mixture clean, exact": count(right[clamp])}
+        measured: dict[str, Cell] = {"objective": best.objective, "clean, exact": count(right[clamp])}
         rows.append({"clamp": clamp, **cells, "beta": best.beta, **measured})
     n_wrong = int((~bench.rows.rob_correct).sum())
     findings = (
         f"The optimal objective lies between {min(objectives.values()):.3f} and {max(objectives.values()):.3f} of the "
         f"{n_wrong} clean images on which rob is wrong: one image is {1 / max(1, n_wrong):.3f}.",
-        compared("Clean mixture", ("GELU", right["gelu"]), ("linear", right["linear"])),
-        compared("Clean mixture", ("GELU", right["gelu"]), ("ReLU", right["relu"])),
+        compared("Clean accuracy of mixed", ("GELU", right["gelu"]), ("linear", right["linear"])),
+        compared("Clean accuracy of mixed", ("GELU", right["gelu"]), ("ReLU", right["relu"])),
     )
     remarks = (
         "The objective is the paper's (criterion paper), whatever criterion the run has.",
@@ -101,12 +101,12 @@ def relaxed_objective(bench: Bench) -> Outcome:
         value: dict[str, Cell] = {"value": best.objective, "images it counts": selection.n_objective}
         rows.append({"objective": name, **chosen_cells(best), **value, "clean, exact": clean, "robust_predicted": kept})
     findings = (
-        compared("Clean mixture", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
-        compared("Clean mixture", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
+        compared("Clean accuracy of mixed", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
+        compared("Clean accuracy of mixed", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
     )
     remarks = (
         "The objectives paper and relaxed are shares of clean and wrong images at or above the margin threshold, and "
-        "are minimized. The objective exact is the share of clean images that the mixture has right, and is maximized.",
+        "are minimized. The objective exact is the share of clean images that mixed has right, and is maximized.",
     )
     table = Table.of(rows)
     return Outcome(table, table_bars(table, "clean, exact", "robust_predicted"), findings, remarks)
