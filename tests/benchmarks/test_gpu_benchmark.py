@@ -16,7 +16,7 @@ def test_every_step_has_a_result_and_a_number(tmp_path: Path, capfd) -> None:
     assert found["failed"] == []
     assert list(found["steps"]) == [*gpu.STEPS, *gpu.ON_CPU_RATES]
     assert all(number for _, number, _ in found["steps"].values())
-    assert "| mixture in three orders |" in capfd.readouterr().err
+    assert "| mixed classifier in three orders |" in capfd.readouterr().err
 
 
 def test_gpu_benchmark_resumes_with_the_same_torch(tmp_path: Path, monkeypatch) -> None:
