@@ -52,7 +52,7 @@ def import_quietly(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def tensors_only() -> Iterator[None]:
-    """Let `torch.load` of other libraries read only tensors in the block, whatever its arguments are."""
+    """Let other libraries read only tensors with `torch.load` in the block, even if they pass `weights_only=False`."""
     before = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
     try:
@@ -202,7 +202,9 @@ def _download(item: Missing, part: Path) -> None:
 
 def _refused(item: Missing, reason: str) -> BaseClassifierError:
     source = item.url or "its library"
-    return BaseClassifierError(f"{item.what} cannot be fetched from {source} ({reason}); by hand: {item.command}")
+    return BaseClassifierError(
+        f"{item.what} cannot be fetched from {source} ({reason}). Get it manually: {item.command}"
+    )
 
 
 def _sha256(path: Path) -> str:

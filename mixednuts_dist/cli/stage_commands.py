@@ -1,4 +1,4 @@
-"""The commands that compute: `run`, one stage of it, and `report`."""
+"""The commands that compute: `run`, its single stages, and `report`."""
 
 import tempfile
 import webbrowser

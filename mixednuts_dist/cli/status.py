@@ -179,7 +179,7 @@ class StageStatus:
     """The status of one stage: progress, accuracy so far, speed and cost. Unknown values are None."""
 
     stage: str
-    classifier: str  # whose accuracy it is
+    classifier: str  # "mixed" or "rob", to which the accuracy belongs
     partitions_done: int
     partitions: int
     images: int  # in the finished partitions

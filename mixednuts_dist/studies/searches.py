@@ -145,7 +145,7 @@ def assumptions(bench: Bench) -> Outcome:
 def _class_changes(
     transform: LogitTransform, rows: AttackRecords, logits_NK: torch.Tensor, name: str
 ) -> dict[str, Cell]:
-    """Count the images whose class M changes, and those of them that become right and wrong."""
+    """Count the images whose class M changes, those that become right, and those that become wrong."""
     before_N, after_N = logits_NK.argmax(dim=1), transform(logits_NK.double()).argmax(dim=1)
     changed_N = before_N != after_N
     corrected, contaminated = (changed_N & (side_N == rows.labels_N) for side_N in (after_N, before_N))

@@ -59,13 +59,13 @@ def run(
     progress: RunProgress | None = None,
     console: Console | None = None,
 ) -> dict[str, Outcome]:
-    """Run the study of that name, or "all" of them, print the outcomes, and return them by name.
+    """Run the study of that name, or all studies for "all", print the outcomes, and return them by name.
 
-    With "all", the studies that this run's rows do not allow are listed at the end with the reason.
+    With "all", studies that are impossible on the rows of this run are listed at the end with the reason.
 
     Raises:
-        InvalidInputError: for an unknown name, before anything runs, and if the run's rows do not allow the one study
-            that is requested.
+        InvalidInputError: for an unknown name, before anything runs, or if the requested study is impossible on the
+            rows of this run.
     """
     names = STUDIES.names() if name == "all" else (STUDIES.check(name),)
     bench = Bench(config, executor=executor, progress=progress, full=full, robs=rob_uris(robs, config))
