@@ -54,9 +54,9 @@ def test_two_drivers_whose_clocks_differ_end_in_the_rows_of_one(
     ahead, behind = driver(file, OFF), driver(file, -OFF)
     ahead.wait_until(lambda: Store(storage).exists(f"{config.place()}/run.yaml"))
     while ahead.process.poll() is None or behind.process.poll() is None:
-        for pace in (stage.pace for stage in run_status(seen).stages):
-            assert pace.last_finished_seconds_ago is None or pace.last_finished_seconds_ago >= 0
-            assert pace.seconds_left is None or pace.seconds_left >= 0
+        for stage in run_status(seen).stages:
+            assert stage.last_finished_seconds_ago is None or stage.last_finished_seconds_ago >= 0
+            assert stage.seconds_left is None or stage.seconds_left >= 0
         time.sleep(0.5)
     here = comparable(json.dumps(pipeline.run(config, executor=DebugExecutor()).to_json()))
     for one in (ahead, behind):
