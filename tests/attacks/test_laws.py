@@ -143,7 +143,7 @@ def test_a_constant_classifier_is_not_broken_and_nothing_is_nan(attack: str) -> 
 def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) -> None:
     """It runs in an ensemble, with the same bits in any order and partition, without torch's global generator."""
     doc = attack_module.__doc__ or ""
-    lines = doc[doc.index("::\n") + 3 : doc.index("The scheduler does the rest.")].splitlines()
+    lines = doc[doc.index("::\n") + 3 : doc.index("`options` lists")].splitlines()
     file = tmp_path / "noise_attack.py"
     file.write_text("\n".join(line.removeprefix("    ") for line in lines) + "\n")
     try:

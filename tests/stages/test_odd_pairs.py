@@ -75,7 +75,7 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
     [
         ("constant", "constant|gradient"),
         ("one_class", "class"),
-        ("dropping", r"average over its draws with evaluate\.eot=20"),
+        ("dropping", r"Average over its draws with evaluate\.eot=20"),
     ],
 )
 def test_unusable_rob_raises_in_one_line(
