@@ -165,6 +165,8 @@ class Scheduler:
                 if all(image.decided for image in images):
                     del self._inside[each]
                     self._done[each] = self._result(group, images)
+                    for image in images:  # its jobs refer to it, so it stays until the garbage collector runs
+                        image.x = image.best = image.x.new_empty(0)
         result = self._done.pop(key)
         self._done = {each: done for each, done in self._done.items() if each in prefetched}  # others take the rest
         return result
