@@ -126,8 +126,10 @@ class Apgd(Stepper[ApgdState]):
     def loss(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
         total, weights = torch.zeros_like(state.loss_best), torch.ones_like(state.loss_best)
         for number, name in enumerate(state.losses):
-            values = LOSSES.get(name)(outputs, labels, targets, weights).to(total)
-            total = torch.where(state.loss == number, values, total)
+            chosen = state.loss == number
+            if anyone(chosen):
+                values = LOSSES.get(name)(outputs, labels, targets, weights).to(total)
+                total = torch.where(chosen, values, total)
         return total
 
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from pyautoattack.square import SquareAttack
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import autoattack, minimum_margin_attack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.square import (
@@ -220,23 +219,3 @@ def test_slots_that_have_ended_are_harmless() -> None:
         state = stepper.init(x)
         state.query[:] = torch.tensor([6, 60])
         assert stepper.ask(state).shape == x.shape
-
-
-def test_black_box_margins_approach_gradient_margins(victim) -> None:
-    model, x, y = victim()
-    options = {"threat": ThreatModel("Linf", 0.03), "stop_when_broken": False}
-    gradients = minimum_margin_attack(model, x, y, n_iter=30, n_target_classes=3, **options)
-    stopped, onward = (
-        autoattack(
-            lambda x: model(x.detach()), x, y, attacks=["square-margin"], budget=AttackBudget(n_queries=150),
-            **{**options, "stop_when_broken": stop},
-        )
-        for stop in (True, False)
-    )  # fmt: skip
-    assert bool(stopped.broken.any())
-    assert bool(stopped.broken.logical_not().any())
-    assert torch.equal(onward.broken, stopped.broken)
-    assert bool((onward.margin <= stopped.margin + 1e-9).all())
-    assert bool((onward.margin[onward.broken] < stopped.margin[onward.broken]).any())
-    assert float((onward.margin - gradients.margin).mean()) < 0.1
-    assert float((onward.margin - gradients.margin).min()) > -0.02
