@@ -7,6 +7,7 @@ takes two seconds, so only the search imports it.
 """
 
 import logging
+import math
 import os
 import tempfile
 import time
@@ -32,6 +33,9 @@ from .executor import PoolSettings
 from .tasks import SearchTask
 
 _MAX_FAILURES = 3  # per trial; a lost node does not count
+# Transformed logits per process. A process computes them in about as many seconds as it needs to start; moreover, Tune
+# waits 5 s at the end of a job for a process that starts when no trial is left.
+_WORTH_A_PROCESS = 1 << 31
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -46,7 +50,7 @@ def score_on_tune(
     """Return the scores of every candidate, which a Tune job on the connected Ray computes.
 
     Args:
-        settings: `n_workers` trials run at a time; pending trials would only start more processes.
+        settings: at most `n_workers` trials run at a time, and fewer if there is little to compute.
         reserved: the resources of a trial.
 
     Raises:
@@ -54,12 +58,16 @@ def score_on_tune(
         ClusterError: if no trial could start for `compute.start_seconds`.
     """
     trial = tune.with_parameters(ScoreTrial, rows=rows, task=task, grid=grid)
+    n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
     with _experiment_folder(task) as folder, _quiet():
         tuner = tune.Tuner(
             tune.with_resources(trial, _resources(reserved, settings.placement)),
             param_space={"power": tune.grid_search([*grid.powers])},
             tune_config=tune.TuneConfig(
-                metric="clean_accuracy", mode="max", reuse_actors=True, max_concurrent_trials=settings.n_workers
+                metric="clean_accuracy",
+                mode="max",
+                reuse_actors=True,
+                max_concurrent_trials=min(settings.n_workers, math.ceil(n_logits / _WORTH_A_PROCESS)),
             ),
             run_config=tune.RunConfig(
                 name=f"{task.content_hash}-{uuid.uuid4().hex[:8]}",
