@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS, import_file
-from ..config.uris import ClassifierSource, split_factory
+from ..config.uris import ClassifierSource
 from ..errors import BaseClassifierError
 
 DEMO_EPS = 0.15
@@ -54,7 +54,7 @@ def find_function(target: str) -> Callable[..., Any]:
     Raises:
         BaseClassifierError: if the module cannot be imported, or has no such function (the message lists what it has).
     """
-    module_name, name = split_factory(target)
+    module_name, _, name = target.rpartition(":")
     module = _module(module_name)
     function = getattr(module, name, None)
     if not callable(function):

@@ -254,7 +254,7 @@ def _print_names(console: Console) -> None:
         entries = register.entries().values()
         if not entries:
             continue
-        console.print(f"[bold]{register.plural}[/bold]")
+        console.print(f"[bold]{register.constant.lower()}[/bold]")
         width = max(len(entry.name) for entry in entries)
         for entry in entries:
             added = "" if entry.home.startswith("mixednuts_dist.") else "  (yours)"

@@ -113,9 +113,8 @@ class EvaluateConfig(Section):
     @field_validator("attacks")
     @classmethod
     def _once(cls, attacks: tuple[str, ...]) -> tuple[str, ...]:
-        twice = next((name for i, name in enumerate(attacks) if name in attacks[:i]), None)
-        if twice is not None:
-            raise ValueError(f"{twice!r} occurs twice; each attack has one column of the results")
+        if twice := [name for name in attacks if attacks.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} occurs twice; each attack has one column of the results")
         return attacks
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from .register import EXECUTORS
 from .section import Positive, Registered, Section
@@ -19,19 +19,10 @@ class ComputeConfig(Section):
     num_workers: Annotated[int, Field(gt=0, le=100_000)] | None = Field(
         default=None, description="Number of workers. By default, one per GPU, or one per core without GPUs."
     )
-    num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
-        default=None, description="GPUs per worker. By default, 1 if the cluster has GPUs, otherwise 0."
+    num_gpus: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="GPUs per worker, at most 1. By default, 1 if the cluster has GPUs, otherwise 0.",
     )
-
-    @field_validator("num_gpus")
-    @classmethod
-    def _at_most_one(cls, value: float | None) -> float | None:
-        if value is not None and value > 1:
-            raise ValueError(
-                f"{value:g} GPUs per worker: each would hold {value:g} and compute on one. Set 1, and more num_workers"
-            )
-        return value
-
     accelerator_type: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         description="Start workers only on nodes with this accelerator. Use Ray's name, such as H100, A10G, or L4.",

@@ -1,7 +1,6 @@
 """Read a YAML file as plain values, and report what is wrong with it in one line."""
 
 import json
-import os
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import yaml
 
 from ..errors import ConfigError, redacted
 
-_DEEPEST_KEY = 8  # parts of a key.path
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # what PyYAML raises for `!!int ''`
 
@@ -34,29 +32,21 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
         ConfigError: in one line, if the file is missing, too large, not UTF-8, not YAML (with line and column), not a
             mapping, or if it contains a key twice.
     """
-    if not os.path.isfile(path):  # noqa: PTH113, which returns False for a name that is too long
-        raise ConfigError(f"{path}: no such configuration file (working folder: {Path.cwd()})")
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        reason = f"{error.strerror}. Working folder: {Path.cwd()}"
+        raise ConfigError(f"{path}: no configuration file can be read here: {reason}") from error
     if len(content) > _LARGEST_FILE:
-        raise ConfigError(
-            f"{path}: has {path.stat().st_size:,} bytes; a configuration has at most {_LARGEST_FILE:,}. "
-            "Is it another file?"
-        )
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8 text") from error
-    found = read_yaml(text, str(path))
+        raise ConfigError(f"{path}: a configuration has at most {_LARGEST_FILE:,} bytes. Is it another file?")
+    found = read_yaml(content, str(path))
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold keys and values; it holds {type(found).__name__}")
     return found
 
 
-def read_yaml(text: str, source: str) -> Any:
+def read_yaml(text: str | bytes, source: str) -> Any:
     """Return the value of a YAML text. Raises as `read_yaml_file`, with messages that begin with `source`."""
     try:
         return _Loader(text).get_single_data()
@@ -65,9 +55,11 @@ def read_yaml(text: str, source: str) -> Any:
         problem = error.problem or error.context
         problem = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
     except yaml.reader.ReaderError as error:
-        problem = f"character {error.position + 1} is {error.character:#x}, which is not text"
+        problem = f"character {error.position + 1} is {error.character:#x}, which is not UTF-8 text"
     except RecursionError:
         problem = "its lists and keys are nested too deeply"
+    except _UNREADABLE as error:
+        problem = f"a value cannot be read: {error}"
     raise ConfigError(f"{source}: not readable as YAML: {problem}")
 
 
@@ -75,7 +67,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     """Set the value of `key.path=value`, which is YAML, in the content of a file. Raises as `read_yaml_file`."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
-    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
+    if not equals or not all(parts):
         raise ConfigError(f"--set {shortened(override)} is not of the form key.path=value, e.g. --set search.beta=0.97")
     *parents, last = parts
     node = content
@@ -120,13 +112,6 @@ class _Loader(yaml.SafeLoader):
                     raise _refused(f"the key {shortened(key.value)} already occurs on line {first}", key.start_mark)
                 lines[key.tag, key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except _UNREADABLE as error:
-            kind = node.tag.rpartition(":")[2]
-            raise _refused(f"{shortened(node.value)} cannot be read as {kind}", node.start_mark) from error
 
 
 def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:

@@ -30,7 +30,7 @@ from ..errors import ConfigError, InvalidInputError
 
 T = TypeVar("T")
 _PACKAGE = Path(__file__).parents[1]
-_EVERY: "list[Register[Any]]" = []
+REGISTERS: "list[Register[Any]]" = []
 _LOADED: dict[Path, str] = {}  # an extension's file -> the module of its content
 
 
@@ -53,12 +53,11 @@ class Register(Generic[T]):
         package: the subpackage whose files register the built-in entries.
     """
 
-    def __init__(self, constant: str, kind: str, package: str, plural: str = "") -> None:
+    def __init__(self, constant: str, kind: str, package: str) -> None:
         self.constant, self.kind, self.package = constant, kind, package
-        self.plural = plural or f"{kind}s"
         self._made: dict[str, T] = {}
         self._added: dict[str, Entry] = {}  # by extensions
-        _EVERY.append(self)
+        REGISTERS.append(self)
 
     def __call__(self, name: str, *, describes: str = "", **facts: Any) -> Callable[[T], T]:
         """Return a decorator that registers an object under a name.
@@ -119,23 +118,30 @@ class Register(Generic[T]):
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> str:
     """Return the message for a name that is not one of the valid ones."""
     shown, valid = str(name)[:80], list(valid)
-    close = difflib.get_close_matches(shown, valid, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"{kind} {shown!r} is not known{hint} Valid names: {', '.join(valid)}"
+    return f"{kind} {shown!r} is not known{did_you_mean(shown, valid) or '.'} Valid names: {', '.join(valid)}"
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" with the valid name that is closest to `name`, or "" if none is close.
+
+    >>> did_you_mean("cifr10", ["digits", "cifar10"])
+    "; did you mean 'cifar10'?"
+    """
+    close = difflib.get_close_matches(name[:80], list(valid), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 NORMS: Register[Any] = Register("NORMS", "norm", "norms")
 ATTACKS: Register[Any] = Register("ATTACKS", "attack", "attacks")
-LOSSES: Register[Any] = Register("LOSSES", "loss", "attacks", "losses")
+LOSSES: Register[Any] = Register("LOSSES", "loss", "attacks")
 CLAMPS: Register[Any] = Register("CLAMPS", "clamp", "mixing")
-CRITERIA: Register[Any] = Register("CRITERIA", "criterion", "selection", "criteria")
+CRITERIA: Register[Any] = Register("CRITERIA", "criterion", "selection")
 DATASETS: Register[Any] = Register("DATASETS", "dataset", "images")
 CLASSIFIERS: Register[Any] = Register("CLASSIFIERS", "classifier", "classifiers")
+STAGES: Register[Any] = Register("STAGES", "stage", "stages")
 EXECUTORS: Register[Any] = Register("EXECUTORS", "executor", "distributed")
 CHARTS: Register[Any] = Register("CHARTS", "chart", "reports")
-STUDIES: Register[Any] = Register("STUDIES", "study", "studies", "studies")
-STAGES: Register[Any] = Register("STAGES", "stage", "stages")
-REGISTERS = (NORMS, ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, STAGES, EXECUTORS, CHARTS, STUDIES)
+STUDIES: Register[Any] = Register("STUDIES", "study", "studies")
 
 
 def load_extensions(files: Iterable[str]) -> dict[str, str]:
@@ -144,7 +150,7 @@ def load_extensions(files: Iterable[str]) -> dict[str, str]:
     Raises:
         ConfigError: if a file does not exist or cannot be imported.
     """
-    return {file: _load(Path(file.removeprefix("py:"))) for file in files}
+    return {file: _load(Path(file)) for file in files}
 
 
 def require_extensions(expected: Mapping[str, str], find: Callable[[str], str] = str) -> None:
@@ -154,7 +160,7 @@ def require_extensions(expected: Mapping[str, str], find: Callable[[str], str] =
         ConfigError: if a file is missing here, cannot be imported, or has another content.
     """
     for file, expects in expected.items():
-        sha256 = _load(Path(find(file.removeprefix("py:"))))
+        sha256 = _load(Path(find(file)))
         if sha256 != expects:
             raise ConfigError(
                 f"extensions: {file} on {platform.node()} has checksum {sha256[:12]}, the driver's has "
@@ -200,26 +206,24 @@ def import_file(name: str, path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         loader.exec_module(module)
-    except BaseException as error:
+    except ModuleNotFoundError as error:
         _forget(name)
-        folder = path.resolve().parent
-        if isinstance(error, ModuleNotFoundError) and _lies_in(folder, error.name):
-            raise ImportError(
-                f"{error}. It is next to {path.name}: export PYTHONPATH={folder}, or move the required code into "
-                f"{path.name}, because a run keeps only a copy of {path.name}"
-            ) from error
+        folder, top = path.resolve().parent, str(error.name).partition(".")[0]
+        if not ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
+            raise
+        raise ImportError(
+            f"{error}. It is next to {path.name}: export PYTHONPATH={folder}, or move the required code into "
+            f"{path.name}, because a run keeps only a copy of {path.name}"
+        ) from error
+    except BaseException:
+        _forget(name)
         raise
     return module
 
 
-def _lies_in(folder: Path, module: str | None) -> bool:
-    top = (module or "").partition(".")[0]
-    return bool(top) and ((folder / f"{top}.py").is_file() or (folder / top).is_dir())
-
-
 def _forget(module: str) -> None:
     sys.modules.pop(module, None)
-    for register in _EVERY:
+    for register in REGISTERS:
         register.forget(module)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from ..errors import ConfigError, redacted
 from .attack_config import AttackConfig, EvaluateConfig, ThreatConfig
@@ -100,8 +100,8 @@ class RunConfig(Section):
     )
     compute: ComputeConfig = ComputeConfig()
 
-    _folder: str = PrivateAttr(default="")
-    _trusted: bool = PrivateAttr(default=True)
+    _folder: str = ""
+    _trusted: bool = True
 
     def with_changes(self, **changes: Any) -> Self:
         """Return the configuration with some keys changed."""
@@ -149,35 +149,19 @@ class RunConfig(Section):
         """Return the Python files that URIs and `extensions` name: path as written -> path."""
         sources = [source for source in self.classifiers.values() if source.code_file]
         found = {ClassifierSource(source.written).code_file: source.code_file for source in sources}
-        return found | {file.written.removeprefix("py:"): file.removeprefix("py:") for file in self.extensions}
-
-    def as_written(self, **options: Any) -> dict[str, Any]:
-        """Return all values as plain ones, with paths as they were written; `options` are those of `model_dump`."""
-        return self.model_dump(mode="json", **options)
+        return found | {file.written: file for file in self.extensions}
 
     @model_validator(mode="before")
     @classmethod
-    def _of_preset(cls, content: Any) -> Any:
-        defaults = _PRESETS.get(str(content.get("preset"))) if isinstance(content, Mapping) else None
-        if defaults is None:
-            return content
-        changed = {
-            key: {**value, **content.get(key, {})} if isinstance(value, Mapping) else content.get(key, value)
-            for key, value in defaults.items()
-            if not isinstance(value, Mapping) or isinstance(content.get(key, {}), Mapping)
-        }
-        return {**content, **changed}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_black_box(cls, content: Any) -> Any:
-        """Evaluate a black box by Square alone unless `evaluate.attacks` is set."""
-        if not isinstance(content, Mapping) or not ClassifierSource.of(str(content.get("rob"))).is_black_box:
-            return content
-        evaluate = content.get("evaluate", {})
-        return (
-            {**content, "evaluate": {"attacks": ["square"], **evaluate}} if isinstance(evaluate, Mapping) else content
-        )
+    def _set_defaults(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Add the defaults of the preset, and of a black box, which only Square attacks."""
+        is_black_box = ClassifierSource.of(str(content.get("rob"))).is_black_box
+        black_box = {"evaluate": {"attacks": ["square"]}} if is_black_box else {}
+        for key, value in (*_PRESETS.get(str(content.get("preset")), {}).items(), *black_box.items()):
+            given = content.get(key, value)
+            both = isinstance(value, Mapping) and isinstance(given, Mapping)
+            content = {**content, key: {**value, **given} if both else given}
+        return content
 
     @field_validator("storage")
     @classmethod
@@ -251,7 +235,7 @@ class RunConfig(Section):
             "evaluate": {"check", "check_n"},
             "search": {"tune"} if self.search.first else {"tune", "first"},
         }
-        values = self.as_written(exclude=left_out)
+        values = self.model_dump(mode="json", exclude=left_out)
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 
@@ -321,7 +305,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         apply_override(content, override)
     folder = Path(path).absolute().parent
-    find = None if folder == Path.cwd() else beside(folder)
+    find = str if folder == Path.cwd() else beside(folder)
     return parse_config(content, str(path), folder=str(folder), find=find)
 
 
@@ -330,7 +314,7 @@ def parse_config(
     source: str = "configuration",
     *,
     folder: str = "",
-    find: Find | None = None,
+    find: Find = str,
 ) -> RunConfig:
     """Import the extensions that a mapping names, and return the mapping as a RunConfig. Raises as `load_config`.
 
@@ -340,7 +324,7 @@ def parse_config(
     """
     extensions = content.get("extensions")
     if isinstance(extensions, list | tuple) and all(isinstance(file, str) for file in extensions):
-        load_extensions(find(file.removeprefix("py:")) if find else file for file in extensions)
+        load_extensions(map(find, extensions))
     asked = [name for name in stages_with_keys() if name in content]
     content = {key: {} if key in asked and value is True else value for key, value in content.items()}
     config = config_with_stages(asked).checked(content, f"{source}: ", find)

@@ -9,7 +9,6 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from .register import CLAMPS, CRITERIA
 from .section import Positive, Registered, Repeats, Section
 
-Width = Annotated[int, Field(ge=2, le=1_000_000)]
 Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
 _MOST_OF_ONE = 1000  # candidate values of s, p or c
 _MOST_TOGETHER = 1_000_000  # candidates (s, p, c); the paper has 512
@@ -40,20 +39,14 @@ class RangeConfig(Section):
         return (self.min, *inner, self.max)
 
 
-def _some(grid: "Grid") -> "Grid":
-    if not grid_values(grid):
-        raise ValueError("the list of candidates is empty")
-    return grid
-
-
 def _grid_form(value: object) -> str:
     return "range" if isinstance(value, Mapping | RangeConfig) else "list"
 
 
 Grid = Annotated[
-    Annotated[RangeConfig, Tag("range")] | Annotated[tuple[Finite, ...], Field(max_length=_MOST_OF_ONE), Tag("list")],
+    Annotated[RangeConfig, Tag("range")]
+    | Annotated[tuple[Finite, ...], Field(min_length=1, max_length=_MOST_OF_ONE), Tag("list")],
     Discriminator(_grid_form),
-    AfterValidator(_some),
 ]
 
 
@@ -69,10 +62,6 @@ def _positive(grid: Grid) -> Grid:
 
 
 Beta = Annotated[float, Field(ge=0, le=1)]
-ClampName = Annotated[str, Registered(CLAMPS)]
-CriterionName = Annotated[str, Registered(CRITERIA)]
-
-
 # Within the limits there are 22 scales, 37 powers and 23 biases, 37 times the default candidates. On the digits and on
 # CIFAR images, four extensions were enough and resulted in 7,000 to 10,000 candidates.
 _WIDENINGS = 16
@@ -81,13 +70,15 @@ _WIDENINGS = 16
 class SearchConfig(Section):
     """Algorithm 1 over the stored logits."""
 
-    criterion: CriterionName = Field(
+    criterion: Annotated[str, Registered(CRITERIA)] = Field(
         default="exact",
         description="`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and "
         "`paper-interpolated` is Algorithm 1 with the quantile of the reference code.",
     )
-    clamp: ClampName = Field(default="gelu", description="Clamp in the logit transformation M.")
-    ln_k: Width | None = Field(
+    clamp: Annotated[str, Registered(CLAMPS)] = Field(
+        default="gelu", description="Clamp in the logit transformation M."
+    )
+    ln_k: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(
         default=None,
         description="Number of largest logits to which LayerNorm applies, also under attack. By default, all logits, "
         "but at most 250.",

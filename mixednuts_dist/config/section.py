@@ -1,9 +1,9 @@
 """A section of the configuration: frozen keys with checked types, and one line per mistake."""
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ..errors import ConfigError
 from .config_file import shortened
-from .register import Register
+from .register import Register, did_you_mean
 
 _MOST_LINES = 12  # in a message; a list of ten thousand wrong values is one mistake
 _FORMS = {"range", "list"}  # pydantic adds these names to the place of an error in a grid
@@ -29,12 +29,10 @@ _FORMS = {"range", "list"}  # pydantic adds these names to the place of an error
 def read_fraction(value: object) -> object:
     """Read "8/255" or "0.5/255" as a number, and leave anything else to the type check."""
     if isinstance(value, str) and value.count("/") == 1:
-        above, _, below = value.partition("/")
-        try:
-            read = float(above) / float(below)
-        except (ValueError, ArithmeticError):
-            return value
-        return read if math.isfinite(read) else value
+        above, below = value.split("/")
+        with suppress(ValueError, ArithmeticError):
+            if math.isfinite(read := float(above) / float(below)):
+                return read
     return value
 
 
@@ -72,7 +70,7 @@ class Section(BaseModel):
         return self.checked({**{key: getattr(self, key) for key in type(self).model_fields}, **changes})
 
     @classmethod
-    def checked(cls, content: Mapping[str, Any], prefix: str = "", find: Callable[[str], str] | None = None) -> Self:
+    def checked(cls, content: Mapping[str, Any], prefix: str = "", find: Callable[[str], str] = str) -> Self:
         """Validate these values, and locate their paths by `find`. By default, paths are kept as written.
 
         Raises:
@@ -97,9 +95,8 @@ class Section(BaseModel):
         key = ".".join(str(part) if re.fullmatch(r"\w{1,40}", str(part)) else shortened(part, 40) for part in location)
         if detail["type"] == "extra_forbidden":
             valid = cls._keys_at(location[:-1])
-            close = difflib.get_close_matches(str(location[-1])[:80], valid, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            return f"{key}: unknown key (value {shortened(detail['input'])}).{hint} Valid keys here: {', '.join(valid)}"
+            hint = did_you_mean(str(location[-1]), valid) or "."
+            return f"{key}: unknown key (value {shortened(detail['input'])}){hint} Valid keys here: {', '.join(valid)}"
         if detail["type"] == "missing":
             return f"{key}: this key is required and missing"
         message = str(detail["msg"]).removeprefix("Value error, ")

@@ -19,7 +19,6 @@ a function), `gradients=False` (a black box), `random_weights` (`weights=none` b
 is missing on this machine).
 """
 
-import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ..errors import BaseClassifierError, DatasetError, MissingExtra, MixedNutsError
 from .config_file import shortened
-from .register import CLASSIFIERS, DATASETS, Entry, Register
+from .register import CLASSIFIERS, DATASETS, Entry, Register, did_you_mean
 
 PREPROCESS = re.compile(r"(?=.)(?:(?P<cubic>Bicubic)?Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")
 _KINDS: dict[str, tuple[str | re.Pattern[str], str]] = {  # kind -> what a value must match, and the message otherwise
@@ -87,15 +86,14 @@ class Located(str):
 
     def located(self, find: Find) -> Self:
         """Return the path that `find` returns, with the same `written`."""
-        return type(self)(find(self.removeprefix("py:")), self.written)
+        return type(self)(find(self), self.written)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         def locate(value: Any, as_text: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             if isinstance(value, cls):
                 return value
-            find, made = (info.context or {}).get("find"), cls(as_text(value))
-            return made if find is None else made.located(find)
+            return cls(as_text(value)).located((info.context or {}).get("find", str))
 
         written = core_schema.plain_serializer_function_ser_schema(lambda value: value.written)
         return core_schema.with_info_wrap_validator_function(locate, core_schema.str_schema(), serialization=written)
@@ -193,8 +191,13 @@ class Source(Located):
         if reason := _wrong_value(self.target, kind):
             shown = "it" if kind == "host" else repr(self.target)  # an address may hold a password
             raise self.error(f"{where}: {shown} {reason}; valid forms: {', '.join(_forms(entry))}")
-        if not entry.facts.get("any_option"):
-            self._check_options(where, entry.facts.get("options", {}))
+        options = entry.facts.get("options", {})
+        for name, value in () if entry.facts.get("any_option") else self.options:
+            if name not in options:
+                listed = _listed("options", options, name, options) if options else "; this form takes none"
+                raise self.error(f"{where}: unknown option {name!r}{listed}")
+            if reason := _wrong_value(value, options[name][0]):
+                raise self.error(f"{where}: {name}={value!r} {reason}")
         for lacking in self._lacking_files():
             raise self.error(f"{where}: there is no {lacking.what} {lacking.path}")
 
@@ -208,15 +211,19 @@ class Source(Located):
         return lacking
 
     @property
-    def reaches_out(self) -> str | None:
-        """Return "code", "a service" or "files" if it uses such a resource outside the package and its downloads.
+    def runs_code(self) -> bool:
+        """Whether it runs Python code outside the package, or uses a service.
 
-        >>> ClassifierSource("py:os:system?command=ls").reaches_out, DatasetSource("folder:photos").reaches_out
-        ('code', 'files')
+        >>> [ClassifierSource(uri).runs_code for uri in ("py:os:system?command=ls", "timm:resnet18?checkpoint=a.pt")]
+        [True, False]
         """
-        kind = {"factory": "code", "host": "a service"}.get(self.fact("target"))
-        has_files = any(path for _, path in self._paths()) or (self.register is DATASETS and self.entry and self.target)
-        return kind or ("files" if has_files else None)
+        return self.fact("target") in ("factory", "host")
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether it uses code, a service or files outside the package and its downloads."""
+        named_data = self.register is DATASETS and self.entry is not None and self.target != ""
+        return self.runs_code or named_data or any(path for _, path in self._paths())
 
     @property
     def is_black_box(self) -> bool:
@@ -241,8 +248,8 @@ class Source(Located):
     def _paths(self) -> Iterator[tuple[str, str]]:
         """Yield (kind, path as written) for the paths in the URI, the target first."""
         options, kind = self.fact("options", {}), self.fact("target", "any")
-        if kind == "factory" and split_factory(self.target)[0].endswith(".py"):
-            yield "file", split_factory(self.target)[0]
+        if kind == "factory" and (module := self.target.rpartition(":")[0]).endswith(".py"):
+            yield "file", module
         written = [(kind, self.target), *((options.get(key, ("any",))[0], value) for key, value in self.options)]
         yield from (item for item in written if item[0] in _PATHS)
 
@@ -265,14 +272,6 @@ class Source(Located):
                 f"nets.py to start from:\n\n{TWO_CHECKPOINTS}"
             )
         return unknown + _listed("forms", self.forms(), self.scheme, names)
-
-    def _check_options(self, where: str, options: Mapping[str, tuple[str, str]]) -> None:
-        for name, value in self.options:
-            if name not in options:
-                listed = _listed("options", list(options), name, options) if options else "; this form takes none"
-                raise self.error(f"{where}: unknown option {name!r}{listed}")
-            if reason := _wrong_value(value, options[name][0]):
-                raise self.error(f"{where}: {name}={value!r} {reason}")
 
 
 class DatasetSource(Source):
@@ -304,7 +303,7 @@ class ClassifierSource(Source):
     @property
     def code_file(self) -> str:
         """The Python file of the form `py:FILE.py:FUNCTION`, or ""."""
-        module = split_factory(self.target)[0]
+        module = self.target.rpartition(":")[0]
         return module if self.is_factory and module.endswith(".py") else ""
 
     def without_weights(self) -> Self | None:
@@ -315,28 +314,18 @@ class ClassifierSource(Source):
         return type(self)(f"{self.scheme}:{self.target}?{urlencode([*kept, ('weights', 'none')])}")
 
 
-def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> dict[str, str]:
-    """Return the classifiers and extensions that run Python code or use a service: key -> value as written."""
-    named = {"std": ClassifierSource.of(std or ""), "rob": ClassifierSource.of(rob)}
-    found: dict[str, str] = {key: uri for key, uri in named.items() if uri.reaches_out in ("code", "a service")}
-    files = ", ".join(extensions)
-    return {**found, "extensions": files} if files else found
-
-
 def needs_trust(run: str, outside: Mapping[str, str], ask: str = "pass --trust-code, or the configuration file") -> str:
     """Return the message about a run that names code, services or files outside its folder, by key."""
     named = ", ".join(f"{key}: {shortened(value)}" for key, value in outside.items())
     return f"{run} references resources outside its folder ({named}). Review them, then {ask}"
 
 
-def beside(*folders: str | Path) -> Find:
-    """Return a function that looks up a relative path in the folders, and otherwise returns it as written."""
+def beside(folder: str | Path) -> Find:
+    """Return a function that looks up a relative path in the folder, and otherwise returns it as written."""
 
     def find(path: str) -> str:
-        if "://" in path or Path(path).is_absolute():
-            return path
-        there = next((str(Path(folder, path)) for folder in folders if _exists(Path(folder, path))), path)
-        return path if "?" in there else there  # the options of a URI begin with "?"
+        there = str(Path(folder, path))
+        return path if "://" in path or "?" in there or not _exists(there) else there  # "?" begins a URI's options
 
     return find
 
@@ -346,21 +335,15 @@ def travelled(working_folder: str) -> Find:
 
     It looks in the working folder of the driver, and otherwise in that of the worker, to which Ray copies a job.
     """
-    own = not working_folder or Path(working_folder) == Path.cwd()
+    if not working_folder or Path(working_folder) == Path.cwd():
+        return str
+    in_folder = beside(working_folder)
 
     def find(path: str) -> str:
-        there = Path(working_folder, path)
-        if own or "://" in path or there.exists():
-            return path if own or "://" in path else str(there)
-        return str(there.relative_to(working_folder)) if there.is_relative_to(working_folder) else path
+        is_copied = Path(path).is_relative_to(working_folder) and not _exists(path)
+        return str(Path(path).relative_to(working_folder)) if is_copied else in_folder(path)
 
     return find
-
-
-def split_factory(target: str) -> tuple[str, str]:
-    """Split "package.module:factory" into its two halves."""
-    module, _, factory = target.rpartition(":")
-    return module, factory
 
 
 def _exists(path: str | Path, test: Callable[[Path], bool] = Path.exists) -> bool:
@@ -380,10 +363,9 @@ def _wrong_value(value: str, kind: str) -> str | None:
     return None if re.fullmatch(pattern, value) else problem if value else "is missing"
 
 
-def _listed(what: str, valid: Sequence[str], written: str, names: Iterable[str]) -> str:
+def _listed(what: str, valid: Iterable[str], written: str, names: Iterable[str]) -> str:
     """Return the end of a message: the valid values, and the name that is closest to the written one."""
-    close = difflib.get_close_matches(written, list(names), n=1)
-    return f"; valid {what}: {', '.join(valid)}" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"; valid {what}: {', '.join(valid)}{did_you_mean(written, names)}"
 
 
 def _forms(entry: Entry) -> Sequence[str]:

@@ -24,7 +24,7 @@ from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
 from ..config.run_config import RunConfig
-from ..config.uris import GIVEN, ClassifierSource, named_code, needs_trust
+from ..config.uris import GIVEN, ClassifierSource, needs_trust
 from ..errors import ContentHashMismatch, InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
@@ -120,7 +120,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
 
 def loading_line(config: RunConfig, run: str) -> str:
     """Return the line of Python that loads the mixed classifier of a run; `run` is its folder or URI."""
-    has_code = named_code(std=config.std, rob=config.rob, extensions=config.extensions)
+    has_code = config.extensions or any(source.runs_code for source in config.classifiers.values())
     return f"load_run({json.dumps(run)}{', trust_code=True' if has_code else ''})"
 
 
@@ -158,7 +158,9 @@ def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
     store = Store(str(uri))
     described = described_run(store)
     config = described["config"]
-    named = named_code(std=config.get("std"), rob=config["rob"], extensions=config.get("extensions") or ())
+    named = {key: config[key] for key in ("std", "rob") if ClassifierSource(config.get(key) or "").runs_code}
+    if extensions := config.get("extensions"):
+        named["extensions"] = ", ".join(extensions)
     if named and not trust_code:
         raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True (--trust-code to a command)"))
     return run_of(store, described), described

@@ -79,7 +79,7 @@ def export_submission(
 
 def _model(run: Run) -> str:
     """Describe the attacked classifier by what it is made of."""
-    written = run.config.as_written()
+    written = run.config.model_dump(mode="json")
     return f"MixedNUTS of {written['std']} and {written['rob']}" if run.config.std else str(written["rob"])
 
 

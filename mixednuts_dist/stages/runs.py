@@ -183,7 +183,7 @@ def _write_or_compare(store: Store, run: Run) -> None:
             "run_id": run.config.run_id(),
             "attack_content_hash": run.attack_content_hash,
             "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
-            "config": run.config.as_written(),
+            "config": run.config.model_dump(mode="json"),
             "folder": run.config.folder,
             "code": keep_code(run.store, run.config.code_files()),
             LAST_KEY: {

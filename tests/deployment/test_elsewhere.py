@@ -72,7 +72,7 @@ def test_paths_are_relative_to_the_configuration_file(project, monkeypatch):
     home, run = project
     from_elsewhere = load_config(home / "mine.yaml")
     assert from_elsewhere.rob == f"py:{home}/nets.py:rob"
-    assert from_elsewhere.as_written()["rob"] == "py:nets.py:rob"
+    assert from_elsewhere.model_dump(mode="json")["rob"] == "py:nets.py:rob"
     monkeypatch.chdir(home)
     assert load_config("mine.yaml").run_id() == from_elsewhere.run_id() == run.name
     described = yaml.safe_load((run / "run.yaml").read_text())

@@ -63,7 +63,9 @@ def test_extension_of_an_untrusted_run_is_not_run(
     Path("evil.py").write_bytes(code)
     named = str(copied_run.folder / copy) if place == "an absolute path" else "evil.py"
     there = {"code": {"evil.py": copy}, "folder": "/nonexistent"} if place == "the run's copy" else {"code": {}}
-    run = described(copied_run.folder, config={**copied_run.config.as_written(), "extensions": [named]}, **there)
+    run = described(
+        copied_run.folder, config={**copied_run.config.model_dump(mode="json"), "extensions": [named]}, **there
+    )
     status, told = shown(command, run)
     assert not canary.exists()
     if "--verify" not in command:  # which reads files as they are
@@ -82,7 +84,7 @@ def test_code_and_services_of_an_untrusted_run_are_not_used(
     copied_run: Finished, canary: Path, role: str, uri: str, command: list[str]
 ) -> None:
     call = f"?command=touch+{canary}" if uri.startswith("py:") else ""
-    run = described(copied_run.folder, config={**copied_run.config.as_written(), role: uri + call})
+    run = described(copied_run.folder, config={**copied_run.config.model_dump(mode="json"), role: uri + call})
     status, told = shown(command, run)
     assert status == 1
     assert uri in told

@@ -48,7 +48,7 @@ def test_share_of_a_gpu_limits_the_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_gpus_that_a_worker_would_not_use_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 GPUs per worker: each would hold 2 and compute on one\. Set 1"):
+    with pytest.raises(ValueError, match="less than or equal to 1"):
         ComputeConfig(num_gpus=2)
     assert ComputeConfig(num_gpus=0.5).num_gpus == 0.5
 

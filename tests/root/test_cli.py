@@ -54,4 +54,4 @@ def test_each_job_script_is_its_command(stage: str) -> None:
     script = [sys.executable, str(ROOT / "jobs" / f"{stage}.py"), "nowhere.yaml"]
     shown = subprocess.run(script, capture_output=True, text=True, check=False)
     assert shown.returncode == 1
-    assert "nowhere.yaml: no such configuration file" in shown.stderr
+    assert "nowhere.yaml: no configuration file can be read" in shown.stderr

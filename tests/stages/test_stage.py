@@ -147,9 +147,9 @@ def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path
 def test_stage_rejects_other_columns_keys_and_names(
     tiny: Callable[..., RunConfig], tmp_path: Path, flip: Path, local_executor: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=r"flip\.axes: unknown key .* Did you mean 'axis'"):
+    with pytest.raises(ConfigError, match=r"flip\.axes: unknown key .*; did you mean 'axis'"):
         tiny(extensions=[str(flip)], flip={"axes": 1})
-    with pytest.raises(ConfigError, match=r"flop: unknown key .* Did you mean 'flip'"):
+    with pytest.raises(ConfigError, match=r"flop: unknown key .*; did you mean 'flip'"):
         tiny(extensions=[str(flip)], flop={})
     (tmp_path / "other.py").write_text(
         FLIP.replace('"flip"', '"mirror"').replace('{"mirrored_class": c', '{"class": c')

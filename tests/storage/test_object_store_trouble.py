@@ -99,7 +99,7 @@ def test_objects_beside_a_run_cost_it_no_listing(
     root = Store(object_store.uri("crowd"))
     config = tiny().with_changes(storage=root.uri)
     file = tmp_path / "crowd.yaml"
-    file.write_text(yaml.safe_dump(config.as_written()))
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
 
     def requests() -> tuple[int, int]:
         before = fault_proxy.n_requests, fault_proxy.listings
@@ -135,7 +135,7 @@ def test_storage_error_in_mid_run_ends_it_resumably(
     status, code, message = refusal
     config = tiny(name=f"gone-{code}-{at[:3]}".lower(), compute={"executor": "debug"})
     file = tmp_path / "gone.yaml"
-    file.write_text(yaml.safe_dump(config.with_changes(storage=object_store.uri("gone")).as_written()))
+    file.write_text(yaml.safe_dump(config.with_changes(storage=object_store.uri("gone")).model_dump(mode="json")))
     fault_proxy.refuse(status, code, at=at)
     ended = CliRunner().invoke(main, ["run", str(file)])
     assert ended.exit_code == 1

@@ -157,7 +157,7 @@ def test_the_job_script_is_the_command() -> None:
     script = [sys.executable, str(ROOT / "jobs" / "study.py"), "main", "nowhere.yaml"]
     shown = subprocess.run(script, capture_output=True, text=True, check=False)
     assert shown.returncode == 1
-    assert "nowhere.yaml: no such configuration file" in shown.stderr
+    assert "nowhere.yaml: no configuration file can be read" in shown.stderr
 
 
 def test_the_papers_error_rates_follow_from_its_accuracies() -> None:

@@ -49,7 +49,7 @@ def test_two_drivers_whose_clocks_differ_end_in_the_rows_of_one(
 ) -> None:
     config, file = tiny(compute={"executor": "debug"}, partition_size=2), tmp_path / "clocks.yaml"
     storage = object_store.uri("clocks")
-    file.write_text(yaml.safe_dump({**config.as_written(), "storage": storage}))
+    file.write_text(yaml.safe_dump({**config.model_dump(mode="json"), "storage": storage}))
     seen = load_config(file)
     ahead, behind = driver(file, OFF), driver(file, -OFF)
     ahead.wait_until(lambda: Store(storage).exists(f"{config.place()}/run.yaml"))
