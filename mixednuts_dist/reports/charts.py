@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from .counts import Count
 from .drawing import CLASSIFIER_COLORS, PALETTE, PANEL, Figure, Row, Span, Spec, colors, key, layer, number, panel
 from .table import Cell, Table, heading
 
+_Numbers = np.ndarray[Any, np.dtype[np.float64]]
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
-RIGHT_AND_WRONG = {"right": "#0f8f84", "wrong": "#b5761a"}
+RIGHT_AND_WRONG = ("#0f8f84", "#b5761a")
+_BINS = 40
 _MOST_MAPS = 12
 
 
@@ -176,56 +181,43 @@ def accuracy_axes(shown: tuple[Span, Span]) -> tuple[Spec, Spec]:
 # --- histograms ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Two groups of images over the same bins, by the names of the chart's two series."""
-
-    title: str
-    counts: Mapping[str, Sequence[int]]  # images in each bin
-    edges: Sequence[float]  # one more than bins
-    medians: Mapping[str, float | None]  # position of the line of each group
-    rule: float | None = None  # position of another line
-
-
 def histograms(
-    shown: Sequence[Histogram],
-    *,
-    x: str,
-    columns: int,
-    series: Mapping[str, str] = RIGHT_AND_WRONG,
-    odds: bool = False,
+    shown: Mapping[str, Mapping[str, Tensor]], *, columns: int, rules: Sequence[float] | None = None
 ) -> Figure:
-    """Draw shares of groups over a nonlinear axis, the first series as bars and the second as an outline.
+    """Draw the margins of two groups per panel, the first group as bars and the second as an outline, over log odds.
 
     Args:
-        series: the two names, with their colors.
-        odds: True if edges are log10(m / (1 - m)) of margins m; otherwise they are margins above 0 on a log axis.
+        shown: title of a panel -> name of a group -> log(1 - margin) of each image. All panels have the same two names.
+        rules: log(1 - margin) of the line in each panel; by default, each group has a line at its median.
     """
-    drawn = [_histogram(each, x, series, odds=odds, legend=i == 0) for i, each in enumerate(shown)]
+    drawn = [
+        _histogram(title, groups, rules[i] if rules else None, legend=i == 0)
+        for i, (title, groups) in enumerate(shown.items())
+    ]
     return Figure(drawn, columns=columns)
 
 
-def _histogram(shown: Histogram, x: str, series: Mapping[str, str], *, odds: bool, legend: bool) -> Spec:
-    (filled, outline), edges = series, shown.edges
-    rows = [row for name, counts in shown.counts.items() for row in _bins(name, counts, edges)]
-    across = number("left", x, type="symlog" if odds else "log", domain=[edges[0], edges[-1]])
-    labels = {"labelExpr": _FROM_ODDS} if odds else {"format": "~g"}
-    across["axis"] = {"values": _ticks(edges, odds=odds), "labelOverlap": True, "labelSeparation": 6, **labels}
+def _histogram(title: str, groups: Mapping[str, Tensor], rule: float | None, *, legend: bool) -> Spec:
+    filled, outline = groups
+    odds = {name: _log_odds(group.double().numpy()) for name, group in groups.items()}
+    if rule is None:
+        at = {name: float(np.median(values)) for name, values in odds.items() if values.size}
+    else:
+        at = {"": float(_log_odds(np.array(rule)))}
+    edges = _edges(np.concatenate([*odds.values()]), [*at.values()])
+    rows = {name: _bins(name, values, edges) for name, values in odds.items()}
+    across = number("left", "margin", type="symlog", domain=[edges[0], edges[-1]])
+    across["axis"] = {"values": _ticks(edges), "labelOverlap": True, "labelSeparation": 6, "labelExpr": _FROM_ODDS}
     up = number("share", "share of images (%)", zero=True)
-    color = colors(list(series), series, legend=legend, symbolType="stroke")
-    medians = [{"series": name, "left": max(median, edges[0])} for name, median in shown.medians.items() if median]
-    common = {"x": across, "color": color}
-    layers = [
-        layer("bar", [row for row in rows if row["series"] == filled],
-              {**common, "x2": {"field": "right"}, "y": up, "y2": {"datum": 0}}, opacity=0.6),
-        layer("line", [row for row in rows if row["series"] == outline], {**common, "y": up},
-              interpolate="step-after", strokeWidth=1.3, strokeDash=[4, 2]),
-        layer("rule", medians, common, strokeWidth=1.5),
-    ]  # fmt: skip
-    if shown.rule is not None:
-        rule = [{"left": min(max(shown.rule, edges[0]), edges[-1])}]
-        layers.append(layer("rule", rule, {"x": across}, strokeWidth=1.5))
-    return panel(*layers, title=shown.title, height=round(0.5 * PANEL))
+    colored = dict(zip(groups, RIGHT_AND_WRONG, strict=True))
+    common = {"x": across, "color": colors(list(groups), colored, legend=legend, symbolType="stroke")}
+    return panel(
+        layer("bar", rows[filled], {**common, "x2": {"field": "right"}, "y": up, "y2": {"datum": 0}}, opacity=0.6),
+        layer("line", rows[outline], {**common, "y": up}, interpolate="step-after", strokeWidth=1.3, strokeDash=[4, 2]),
+        layer("rule", [{"series": name, "left": place} for name, place in at.items()],
+              common if rule is None else {"x": across}, strokeWidth=1.5),
+        title=title, height=round(0.5 * PANEL),
+    )  # fmt: skip
 
 
 # 0.01, 0.1, 0.5, 0.9, 0.99, 1 - 1e-3, ... for log10(m / (1 - m)) = -2, -1, 0, 1, 2, 3, ...
@@ -235,25 +227,37 @@ _FROM_ODDS = (
 )
 
 
-def _ticks(edges: Sequence[float], *, odds: bool) -> list[float]:
-    """Return the ticks of the axis: decades of the margin, or values of the log odds with growing distances."""
-    if not odds:
-        return [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
+def _log_odds(log_distances: _Numbers) -> _Numbers:
+    """Return log10(m / (1 - m)) from log(1 - m), finite even for margins that are close to 0 or to 1."""
+    odds: _Numbers = (np.log(np.maximum(-np.expm1(log_distances), 1e-30)) - log_distances) / math.log(10)
+    return odds
+
+
+def _edges(odds: _Numbers, lines_at: Sequence[float]) -> _Numbers:
+    """Return the edges of bins that are equally wide on the drawn axis; the first and last bin hold 1% and more."""
+    low, high = np.quantile(odds, (0.01, 0.99)) if odds.size else (-1.0, 1.0)
+    ends = np.array([min([low, *lines_at]) - 0.2, max([high, *lines_at]) + 0.2])
+    first, last = np.sign(ends) * np.log1p(abs(ends))  # the scale of the drawn axis
+    drawn = np.linspace(first, last, _BINS + 1)
+    edges: _Numbers = np.sign(drawn) * np.expm1(abs(drawn))
+    return edges
+
+
+def _ticks(edges: _Numbers) -> list[float]:
+    """Return log odds with growing distances."""
     steps = (1, 2, 5) if edges[-1] < 20 else (1,)
     apart = [step * 10.0**k for k in range(7) for step in steps]
     return [n for n in (*(-n for n in reversed(apart)), 0.0, *apart) if edges[0] <= n <= edges[-1]]
 
 
-def _bins(name: str, counts: Sequence[int], edges: Sequence[float]) -> list[Row]:
+def _bins(name: str, odds: _Numbers, edges: _Numbers) -> list[Row]:
     """Return the share of a group in each bin, and the last share once more at the end of the outline."""
-    if not any(counts):
+    if not odds.size:
         return []
-    shares = [100 * n / sum(counts) for n in counts]
-    steps = [*zip(edges, edges[1:], shares, strict=False), (edges[-1], edges[-1], shares[-1])]
-    return [
-        {"series": name, "left": float(f"{left:.4g}"), "right": float(f"{right:.4g}"), "share": share}
-        for left, right, share in steps
-    ]
+    shares = 100 * np.histogram(odds.clip(edges[0], edges[-1]), bins=edges)[0] / odds.size
+    ends = [float(f"{edge:.4g}") for edge in edges]
+    steps = zip(ends, [*ends[1:], ends[-1]], [*shares.tolist(), shares[-1]], strict=True)
+    return [{"series": name, "left": left, "right": right, "share": share} for left, right, share in steps]
 
 
 # --- maps ------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def _close_window(curve: Sequence[Row], marks: Sequence[Row]) -> tuple[Span, Spa
 )
 def margins(results: RunResults) -> Figure | None:
     """Draw the margins of the robust classifier, and the images that the threshold separates."""
-    return split_histograms(results.splits) if results.splits else None
+    return split_histograms(results.splits, results.distances) if results.splits else None
 
 
 @CHARTS(

@@ -1,40 +1,34 @@
 """Confidence margins of `std`, `rob`, `rob+LN` and `rob+M`, grouped as in the paper (section 5.1, appendix C.3).
 
 `rob+LN` and `rob+M` are the robust classifier after LayerNorm and after M. An image is right for a classifier if this
-classifier predicts its label.
+classifier predicts its label. Margins are kept as log(1 - margin), which has digits left if margins round to 1.
 
-Shapes: B images of a batch, K classes.
+Shapes: N images of a batch, K classes.
 """
 
 import math
-from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 from torch import Tensor
 
 from ..mixing.margins import log_one_minus_top2_margin
-from ..mixing.transforms import LogitTransform, layer_norm_logits
+from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitTransform
 from ..storage.records import AttackRecords
-from .charts import RIGHT_AND_WRONG, Histogram, histograms
-from .counts import Count, percent_text
+from .charts import histograms
+from .counts import Count, count, percent_text
 from .drawing import Figure
 from .table import Cell, Table
 
-_Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Images = Literal["clean", "attacked"]
+# (classifier, images, right or wrong) -> float32 log(1 - top-2 margin) of each image in this group
+Margins = Mapping[tuple[str, Images, bool], Tensor]
 IMAGES: tuple[Images, ...] = ("clean", "attacked")
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
 FORMS = CLASSIFIERS[1:]  # forms of `rob`, on which a margin threshold can be set
-KEPT, WRONG = "attacked, right", "clean, wrong"  # the two groups that a margin threshold should separate
-_SPLIT: tuple[tuple[Images, bool], ...] = (("attacked", True), ("clean", False))
-_BINS = 40
-# Margins pile up near 0: 8 bins per decade from 1e-4; smaller ones count in the first bin.
-EDGES: tuple[float, ...] = tuple(10 ** (n / 8 - 4) for n in range(33))
+_SPLIT: tuple[tuple[Images, bool], ...] = (("attacked", True), ("clean", False))  # what a threshold should separate
 
 
 @dataclass(frozen=True)
@@ -44,14 +38,9 @@ class MarginGroup:
     classifier: str
     images: Images
     correct: bool
-    counts: Annotated[tuple[int, ...], Field(default=(), exclude=True)]  # images in each bin of EDGES
     n: int
     median: float | None  # None for an empty group
-    distance: float | None = None  # median of 1 - margin, which has digits left if margins round to 1
-
-    @property
-    def side(self) -> str:
-        return "right" if self.correct else "wrong"
+    distance: float | None = None  # median of 1 - margin
 
 
 @dataclass(frozen=True)
@@ -68,101 +57,56 @@ class MarginSplit:
     log_cutoff: float  # log(1 - margin threshold)
     kept: Count  # attacked and correct images with a margin at or above the threshold
     left_to_std: Count  # clean and wrong images with a margin below it
-    # Histogram bins over log10(margin / (1 - margin)), and images per bin: attacked and right, clean and wrong.
-    edges: Annotated[tuple[float, ...], Field(default=(), exclude=True)]
-    counts: Annotated[tuple[tuple[int, ...], tuple[int, ...]], Field(default=((), ()), exclude=True)]
 
 
-class MarginTally:
-    """A collector of the groups, batch by batch, which stores log(1 - margin) per image and group and no logits.
+def grouped_margins(classifier: str, images: Images, logits_NK: Tensor, labels_N: Tensor) -> Margins:
+    """Return the margins of one classifier's logits on the images that it gets right, and on the others."""
+    log_distances_N = log_one_minus_top2_margin(logits_NK).float()
+    right_N = logits_NK.argmax(dim=1) == labels_N
+    return {(classifier, images, right): log_distances_N[right_N == right] for right in (True, False)}
+
+
+def stored_margins(rows: AttackRecords, transform: LogitTransform, ln_k: int | None) -> Margins:
+    """Return the margins of each classifier on rows of the attack stage; `transform` is M, as deployed."""
+    maps = {"rob": IdentityTransform(), "rob+LN": LayerNormTransform(ln_k), "rob+M": transform}
+    found = dict[tuple[str, Images, bool], Tensor]()
+    for images in IMAGES:
+        std_NK, rob_NK = (getattr(rows, f"{name}_{images}_NK") for name in ("std", "rob"))
+        logits = {"std": std_NK, **{form: logit_map(rob_NK) for form, logit_map in maps.items()}}
+        for classifier, logits_NK in logits.items():
+            found |= grouped_margins(classifier, images, logits_NK, rows.labels_N)
+    return found
+
+
+def margin_groups(margins: Margins) -> tuple[MarginGroup, ...]:
+    """Return every group: each classifier, clean and attacked, right and wrong."""
+    found = []
+    for classifier, images, right in ((c, i, r) for c in CLASSIFIERS for i in IMAGES for r in (True, False)):
+        log_distances = margins[classifier, images, right].double().numpy()
+        medians: tuple[float | None, float | None] = None, None
+        if log_distances.size:
+            medians = float(np.median(-np.expm1(log_distances))), float(np.exp(np.median(log_distances)))
+        found.append(MarginGroup(classifier, images, right, log_distances.size, *medians))
+    return tuple(found)
+
+
+def margin_splits(margins: Margins, log_cutoff: float) -> tuple[MarginSplit, ...]:
+    """Return the split of each form of `rob`; none if a group is empty or there is no threshold (alpha <= 1/2).
 
     Args:
-        transform: M, as deployed.
+        log_cutoff: log(1 - threshold) of the deployed mixed classifier, on the margins after M.
     """
-
-    def __init__(self, transform: LogitTransform, ln_k: int | None) -> None:
-        self._maps: dict[str, Callable[[Tensor], Tensor]] = {
-            "rob": lambda logits_BK: logits_BK,
-            "rob+LN": lambda logits_BK: layer_norm_logits(logits_BK, ln_k=ln_k),
-            "rob+M": transform,
-        }
-        # Growing arrays, because small tensors allocated between large temporary ones would fragment the memory.
-        self._found: dict[tuple[str, Images, bool], array[float]] = defaultdict(lambda: array("f"))
-
-    def add(self, rows: AttackRecords) -> None:
-        """Add a batch of rows of the attack stage."""
-        self.collect("std", "clean", rows.std_clean_NK, rows.labels_N)
-        self.collect("std", "attacked", rows.std_attacked_NK, rows.labels_N)
-        for classifier, logit_map in self._maps.items():
-            self.collect(classifier, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
-            self.collect(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
-
-    def groups(self) -> tuple[MarginGroup, ...]:
-        """Return every group: each classifier, clean and attacked, right and wrong."""
-        kinds = [(name, images, right) for name in CLASSIFIERS for images in IMAGES for right in (True, False)]
-        return tuple(_group(*kind, self._found[kind]) for kind in kinds)
-
-    def splits(self, log_cutoff: float) -> tuple[MarginSplit, ...]:
-        """Return the split of each form of `rob`; none if a group is empty or there is no threshold (alpha <= 1/2).
-
-        Args:
-            log_cutoff: log(1 - threshold) of the deployed mixed classifier, on the margins after M.
-        """
-        right, wrong = (
-            {form: np.array(self._found[form, images, correct], dtype=np.float64) for form in FORMS}
-            for images, correct in _SPLIT
-        )
-        if not math.isfinite(log_cutoff) or not all(group.size for group in (*right.values(), *wrong.values())):
-            return ()
-        behind_m = float(np.nextafter(np.float32(log_cutoff), np.float32(np.inf)))  # margins are kept in float32
-        n_kept = max(1, int((right["rob+M"] <= behind_m).sum()))
-        cutoffs = {form: float(np.sort(right[form])[min(n_kept, right[form].size) - 1]) for form in FORMS}
-        cutoffs["rob+M"] = behind_m
-        return tuple(_split(form, right[form], wrong[form], cutoffs[form]) for form in FORMS)
-
-    def collect(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
-        """Add the margins of one classifier's logits."""
-        log_distances_B = log_one_minus_top2_margin(logits_BK.double()).float()
-        right_B = logits_BK.argmax(dim=1) == labels_B
-        for side, mask_B in ((True, right_B), (False, ~right_B)):
-            self._found[classifier, images, side].frombytes(log_distances_B[mask_B].numpy().tobytes())
-
-
-def _group(classifier: str, images: Images, correct: bool, found: "array[float]") -> MarginGroup:
-    log_distances = np.array(found, dtype=np.float64)
-    margins = -np.expm1(log_distances)
-    counts, _ = np.histogram(margins.clip(EDGES[0], EDGES[-1]), bins=EDGES)
-    median, distance = None, None
-    if margins.size:
-        median, distance = float(np.median(margins)), float(np.exp(np.median(log_distances)))
-    return MarginGroup(classifier, images, correct, tuple(counts.tolist()), margins.size, median, distance)
-
-
-def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> MarginSplit:
-    """Split one form, from log(1 - margin) of its two groups."""
-    both, cutoff = _log_odds(np.concatenate([right, wrong])), _log_odds(np.array([log_cutoff]))[0]
-    low, high = np.quantile(both, (0.01, 0.99))  # smaller and larger values count in the first and last bin
-    ends = np.array([min(low, cutoff) - 0.2, max(high, cutoff) + 0.2])
-    first, last = np.sign(ends) * np.log1p(abs(ends))  # the scale of the drawn axis, on which all bins are equally wide
-    drawn = np.linspace(first, last, _BINS + 1)
-    edges = np.sign(drawn) * np.expm1(abs(drawn))
-    inside = (_log_odds(group).clip(edges[0], edges[-1]) for group in (right, wrong))
-    n_right, n_wrong = (np.histogram(group, bins=edges)[0].tolist() for group in inside)
-    return MarginSplit(
-        form,
-        log_cutoff,
-        Count(int((right <= log_cutoff).sum()), right.size),
-        Count(int((wrong > log_cutoff).sum()), wrong.size),
-        tuple(edges.tolist()),
-        (tuple(n_right), tuple(n_wrong)),
+    right, wrong = ({form: margins[form, images, side] for form in FORMS} for images, side in _SPLIT)
+    if not math.isfinite(log_cutoff) or not all(len(group) for group in (*right.values(), *wrong.values())):
+        return ()
+    behind_m = float(np.nextafter(np.float32(log_cutoff), np.float32(np.inf)))  # margins are kept in float32
+    n_kept = max(1, int((right["rob+M"] <= behind_m).sum()))
+    cutoffs = {form: float(right[form].sort().values[min(n_kept, len(right[form])) - 1]) for form in FORMS}
+    cutoffs["rob+M"] = behind_m
+    return tuple(
+        MarginSplit(form, cutoff, count(right[form] <= cutoff), count(wrong[form] > cutoff))
+        for form, cutoff in cutoffs.items()
     )
-
-
-def _log_odds(log_distances: _Numbers) -> _Numbers:
-    """Return log10(m / (1 - m)) from log(1 - m), finite even for margins that are close to 0 or to 1."""
-    margins = np.maximum(-np.expm1(log_distances), 1e-30)
-    odds: _Numbers = (np.log(margins) - log_distances) / math.log(10)
-    return odds
 
 
 def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
@@ -258,28 +202,23 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
     )
 
 
-def margin_histograms(groups: Sequence[MarginGroup]) -> Figure:
-    """Draw one histogram per classifier, clean images above attacked ones."""
-    shown = []
-    for images in IMAGES:
-        for name in CLASSIFIERS:
-            sides = {each.side: each for each in groups if (each.classifier, each.images) == (name, images)}
-            counts, medians = ({side: getattr(sides[side], each) for side in sides} for each in ("counts", "median"))
-            shown.append(Histogram(f"{name}, {images}", counts, EDGES, medians))
-    return histograms(shown, x="margin", columns=len(CLASSIFIERS))
+def margin_histograms(margins: Margins) -> Figure:
+    """Draw one histogram per classifier, clean images above attacked ones, with a line at each median."""
+    shown = {
+        f"{name}, {images}": {"right": margins[name, images, True], "wrong": margins[name, images, False]}
+        for images in IMAGES
+        for name in CLASSIFIERS
+    }
+    return histograms(shown, columns=len(CLASSIFIERS))
 
 
-def split_histograms(splits: Sequence[MarginSplit]) -> Figure:
+def split_histograms(splits: Sequence[MarginSplit], margins: Margins) -> Figure:
     """Draw one histogram per form of `rob`: the two groups over the margin, and the threshold between them."""
-    colored = dict(zip((KEPT, WRONG), RIGHT_AND_WRONG.values(), strict=True))
-    shown = [
-        Histogram(
-            f"{split.form}: {split.left_to_std.correct} of {split.left_to_std.total} wrong left to std",
-            dict(zip(colored, split.counts, strict=True)),
-            split.edges,
-            medians={},
-            rule=float(_log_odds(np.array([split.log_cutoff]))[0]),
-        )
-        for split in splits
-    ]
-    return histograms(shown, x="margin", columns=len(FORMS), series=colored, odds=True)
+    shown = {}
+    for split in splits:
+        left = split.left_to_std
+        shown[f"{split.form}: {left.correct} of {left.total} wrong left to std"] = {
+            "attacked, right": margins[split.form, "attacked", True],
+            "clean, wrong": margins[split.form, "clean", False],
+        }
+    return histograms(shown, columns=len(FORMS), rules=[split.log_cutoff for split in splits])

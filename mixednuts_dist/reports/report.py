@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import yaml
@@ -34,12 +34,7 @@ from ..storage.tables import FLAG, read_attack_records, read_columns, read_evalu
 from .counts import Count, outcome_counts
 from .figures import tradeoff
 from .page import report_files
-from .results import (
-    TRANSFER_ATTACK,
-    RunResults,
-    gather_results,
-    stage_costs,
-)
+from .results import TRANSFER_ATTACK, RunResults, gather_results, notes_on, stage_costs
 from .results_file import AccuracyRow, SurvivalStep
 from .table import Cell, Table
 from .tables import accuracy_table
@@ -108,53 +103,55 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunReport:
 
 def collect(opened: Run) -> RunReport:
     """Return the results of a finished run from its files; it raises what `run` raises."""
-    config, stage = opened.config, stage_of(opened.config, "evaluate")
+    config, stage, taken = opened.config, stage_of(opened.config, "evaluate"), stage_seconds(opened.store)
     stage.require_needs(opened)
     content_hash = stage.content_hash(opened)
-    summaries = {stage.name: [*require_complete(opened, stage.name, content_hash).values()]}
-    changes, missing = dict[str, Any](), list[str]()
-    if config.std is None:
-        attacks = {"rob": "adaptive " * opened.inputs.mixed + _attack_words(config)}
-        counted = gather_results(_batches(opened, content_hash), search=None, attacks=attacks, **_description(opened))
-    else:
+    summaries, search = {stage.name: [*require_complete(opened, stage.name, content_hash).values()]}, None
+    if config.std is not None:
         attacked = require_complete(opened.searched, "attack", opened.attack_content_hash)
-        summaries = {"attack": [*attacked.values()], **summaries}
-        search, batches = read_search_result(opened), _batches(opened, content_hash)
-        counted = gather_results(batches, search=search, attacks=attacks_said(config), **_description(opened))
-        changes["candidates"] = tuple(read_candidates(opened, search.deployed_beta))
-        changes["worst"], changes["class_names"], missing = _pictures(opened, counted.worst, content_hash)
-    added, unfinished = _added_stages(opened)
-    certified = (stage.certified(opened) for stage in added)
-    survival, opinion = _second_opinion(opened, counted.survival)
-    results = replace(
-        counted,
-        **changes,
-        survival=survival,
-        notes=(
-            *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
-            *counted.notes, *missing, *opinion, *_red_flags(opened, content_hash), *unfinished,
-        ),
-        stages=(*counted.stages, *(row for stage, found in added.items() for row in _rows(opened, stage, found))),
-        tables=stage_tables(opened, [stage, *added]),
-        certified=next((found for found in certified if found is not None), None),
-        costs=stage_costs({**summaries, **{stage.name: found for stage, found in added.items()}}, counted.seconds),
-        provenance=_provenance(config, opened.store),
+        summaries, search = {"attack": [*attacked.values()], **summaries}, read_search_result(opened)
+    stages = "attack", "search", "evaluate", *config.added_stages()
+    counted = gather_results(
+        _batches(opened, content_hash), search=search, attacks=attacks_said(config, mixed=opened.inputs.mixed),
+        run_id=config.run_id(), name=config.name, dataset=config.data.uri.written,
+        std=config.std and config.std.written, rob=config.rob.written, names=dict(config.names),
+        threat=config.threat.threat_model(), seconds={each: taken[each] for each in stages if each in taken},
     )  # fmt: skip
-    return RunReport(**vars(results))
+    worst, class_names, missing = _pictures(opened, counted.worst, content_hash)
+    added, unfinished = _added_stages(opened)
+    survival, opinion = _second_opinion(opened, counted.survival)
+    changes = {
+        "candidates": tuple(read_candidates(opened, search.deployed_beta)) if search else (),
+        "worst": worst,
+        "class_names": class_names,
+        "survival": survival,
+        "notes": (
+            *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
+            *notes_on(counted), *missing, *opinion, *_red_flags(opened, content_hash), *unfinished,
+        ),
+        "stages": (*counted.stages, *(row for stage, found in added.items() for row in _rows(opened, stage, found))),
+        "tables": stage_tables(opened, [stage, *added]),
+        "certified": next((found for found in (stage.certified(opened) for stage in added) if found), None),
+        "costs": stage_costs({**summaries, **{stage.name: found for stage, found in added.items()}}, counted.seconds),
+        "provenance": _provenance(config, opened.store),
+    }  # fmt: skip
+    return RunReport(**{**vars(counted), **changes})
 
 
-def _attack_words(config: RunConfig) -> str:
-    return attack_words(config.evaluate.model_dump(mode="json"), config.threat.norm)
+def attacks_said(config: RunConfig, *, mixed: bool = True) -> dict[str, str]:
+    """Return the attack on each of `std`, `rob` and `mixed`, with its budget.
 
-
-def attacks_said(config: RunConfig) -> dict[str, str]:
-    """Return the attack on each of `std`, `rob` and `mixed`, with its budget."""
-    attack = config.attack
+    Args:
+        mixed: whether `rob` is a mixed classifier itself, if the run has no `std`.
+    """
+    attack, adaptive = config.attack, attack_words(config.evaluate.model_dump(mode="json"), config.threat.norm)
+    if config.std is None:
+        return {"rob": f"adaptive {adaptive}" if mixed else adaptive}
     on_std, on_rob = (
         spent_words({**attack.model_dump(), "attacks": names}) for names in (STD_ATTACKS, ATTACKS_OF[attack.method])
     )
-    std = TRANSFER_ATTACK if config.std is not None and config.std.is_black_box else on_std
-    return {"std": std, "rob": f"MMAA by {on_rob}", "mixed": f"adaptive {_attack_words(config)}"}
+    std = TRANSFER_ATTACK if config.std.is_black_box else on_std
+    return {"std": std, "rob": f"MMAA by {on_rob}", "mixed": f"adaptive {adaptive}"}
 
 
 def _added_stages(opened: Run) -> tuple[dict[Stage, list[PartitionSummary]], tuple[str, ...]]:
@@ -189,22 +186,6 @@ def stage_tables(opened: Run, stages: Iterable[Stage]) -> dict[str, Table]:
             cells = [[Count(*cell) if isinstance(cell, tuple) else cell for cell in row] for row in rows]
             found[title] = Table(columns, cast(Sequence[Sequence[Cell]], cells))
     return found
-
-
-def _description(opened: Run) -> dict[str, Any]:
-    """Return the description of the run and the wall-clock seconds of each stage."""
-    config, taken = opened.config, stage_seconds(opened.store)
-    stages = "attack", "search", "evaluate", *config.added_stages()
-    return {
-        "run_id": config.run_id(),
-        "name": config.name,
-        "dataset": config.data.uri.written,
-        "std": config.std and config.std.written,
-        "rob": config.rob.written,
-        "names": dict(config.names),
-        "threat": config.threat.threat_model(),
-        "seconds": {stage: taken[stage] for stage in stages if stage in taken},
-    }
 
 
 def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
@@ -300,6 +281,8 @@ def _pictures(
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...], list[str]]:
     """Return the images to look at and the class names; no images and a note if the data set cannot be read."""
     names, source = opened.config.data.class_names, opened.config.data.uri
+    if not chosen:
+        return (), names, []
     try:
         if not opened.config.trusted and source.reaches_out:
             raise DatasetError(f"the run names {source.written}. If it is yours, pass --trust-code.")

@@ -5,8 +5,7 @@ Shapes: N images of a batch, K classes.
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,15 +14,34 @@ from ..config.threat import ThreatModel
 from ..config.uris import ClassifierSource
 from ..errors import InvalidInputError
 from ..mixing.mixture import log_one_minus_cutoff
-from ..mixing.transforms import LogitTransform
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult
-from .counts import Count, device_hours, minus, paired_interval, percent_text, points_text, share_text, weight_text
-from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
+from .counts import (
+    Count,
+    count,
+    device_hours,
+    minus,
+    paired_interval,
+    percent_text,
+    points_text,
+    share_text,
+    weight_text,
+)
+from .image_rows import read_batches
+from .margins import (
+    CLASSIFIERS,
+    MarginGroup,
+    Margins,
+    MarginSplit,
+    margin_gap,
+    margin_groups,
+    margin_ratio,
+    margin_splits,
+)
 from .results_file import AccuracyRow, ResultsFile, StageCost, SurvivalStep
 from .table import Cell, Table
-from .worst_images import WorstImage, WorstTally
+from .worst_images import WorstImage, worst_images
 
 TRANSFER_ATTACK = "the adversarial examples of rob (std is a black box)"
 BLACK_BOX_NOTE = (
@@ -54,13 +72,14 @@ class RunResults:
     accuracy: tuple[AccuracyRow, ...]
     survival: tuple[SurvivalStep, ...]
     seconds: Mapping[str, float]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     found: SearchResult | None = None
     kept: Count | None = None  # images that are robust under `rob` and under `mixed`
     n_only_mixed: int = 0  # images that are robust under `mixed`, but not under `rob`
     n_std_decides: int = 0  # clean images on which `mixed` follows `std` against `rob`
     clean_only: tuple[int, int] = (0, 0)  # clean images that only `mixed` has right, and only `rob`
     margins: tuple[MarginGroup, ...] = ()
+    distances: Margins = field(default_factory=dict)
     splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
     stages: tuple[AccuracyRow, ...] = ()  # `mixed` on images that the search saw and on others, then added stages
     tables: Mapping[str, Table] = field(default_factory=dict)  # tables from added stages, by title
@@ -179,59 +198,41 @@ def gather_results(
         description: fields of `RunResults` that describe the run.
 
     Raises:
-        InvalidInputError: if there are no rows, or if the rows of a batch are about different images.
+        InvalidInputError: if the rows of a batch are about different images.
     """
+    rows, margins = read_batches(batches, search)
+    attacked = "rob" if search is None else "mixed"
+    right_N = standing_N = rows["mixed, clean"] == rows["label"]
+    whole = AccuracyRow(attacked, count(right_N), count(rows["robust"]), attacks[attacked])
+    survival = [SurvivalStep(whole.clean.correct, len(right_N), step="clean", lost=int((~right_N).sum()))]
+    for step in (name.removeprefix("after ") for name in rows if name.startswith("after ")):
+        standing_N = standing_N & rows[f"after {step}"]
+        n_standing = int(standing_N.sum())
+        survival.append(SurvivalStep(n_standing, len(right_N), step=step, lost=survival[-1].correct - n_standing))
+    broken_N = right_N & ~rows.get(f"after {WARM_START}", right_N)
+    columns = (rows[name][broken_N].tolist() for name in ("sample_id", "label", "mixed, attacked"))
+    description |= {"survival": tuple(survival), "warm_start": tuple(zip(*columns, strict=True))}
     if search is None:
-        rob_tally = _AttackTally()
-        for _, evaluate in batches:
-            rob_tally.add(evaluate)
-        alone, survival = rob_tally.accuracy("rob", attacks["rob"]), rob_tally.survival()
-        notes, warm = _square_note(survival), rob_tally.warm_start
-        return RunResults(**description, accuracy=(alone,), survival=survival, notes=tuple(notes), warm_start=warm)
-    chosen, hits, mixed_tally = search.deployed(), Counter[str](), _AttackTally()
-    transform = chosen.transform()
-    margins, worst = MarginTally(transform, search.ln_k), WorstTally()
-    for attack, evaluate in batches:
-        mixed_tally.add(evaluate)
-        if attack is None:
-            continue
-        searched = evaluate.first(len(attack.labels_N))
-        if attack.sample_ids_N.tolist() != searched.sample_ids_N.tolist():
-            raise InvalidInputError(
-                f"a batch of {attack.sample_ids_N.numel()} attack rows and {searched.sample_ids_N.numel()} evaluate "
-                "rows is not about the same images. Run: mixednuts evaluate CONFIG"
-            )
-        hits.update(_hits(attack, searched, transform))
-        margins.add(attack)
-        worst.add(attack, searched)
-    if not hits["images"]:
-        raise InvalidInputError("the attack stage's rows hold 0 images; nothing to report")
-    n_seen = hits["images"]
-    on_seen = [
-        AccuracyRow(name, Count(hits[f"{name} clean"], n_seen), Count(hits[f"{name} robust"], n_seen), by)
-        for name, by in attacks.items()
-    ]
-    seen = on_seen[-1]
-    mixed = mixed_tally.accuracy("mixed", attacks["mixed"])
-    results = RunResults(
+        return RunResults(**description, accuracy=(whole,))
+    n_seen = len(rows["rob broken"])
+    seen = {name: values_N[:n_seen] for name, values_N in rows.items()}
+    right = {name: seen[f"{name}, clean"] == seen["label"] for name in attacks}
+    robust = {"std": ~seen["std broken"], "rob": ~seen["rob broken"], "mixed": seen["robust"]}
+    *base, mixed = (AccuracyRow(name, count(right[name]), count(robust[name]), by) for name, by in attacks.items())
+    return RunResults(
         **description,
-        accuracy=(*on_seen[:-1], mixed),
-        stages=_seen_and_unseen(seen, mixed) if n_seen < mixed.clean.total else (),
-        survival=mixed_tally.survival(),
-        warm_start=mixed_tally.warm_start,
-        notes=(),
+        accuracy=(*base, whole),
+        stages=_seen_and_unseen(mixed, whole) if n_seen < right_N.numel() else (),
         found=search,
-        kept=Count(hits["kept"], hits["rob robust"]),
-        n_only_mixed=hits["mixed robust"] - hits["kept"],
-        n_std_decides=hits["std decides"],
-        clean_only=(hits["clean only mixed"], hits["clean only rob"]),
-        margins=margins.groups(),
-        splits=margins.splits(log_one_minus_cutoff(chosen.mixture())),
-        worst=worst.chosen(),
+        kept=count(robust["mixed"][robust["rob"]]),
+        n_only_mixed=int((robust["mixed"] & ~robust["rob"]).sum()),
+        n_std_decides=int((seen["mixed, clean"] != seen["rob+M, clean"]).sum()),
+        clean_only=(int((right["mixed"] & ~right["rob"]).sum()), int((right["rob"] & ~right["mixed"]).sum())),
+        margins=margin_groups(margins),
+        splits=margin_splits(margins, log_one_minus_cutoff(search.deployed().mixture())),
+        distances=margins,
+        worst=worst_images(seen),
     )
-    black_box = [BLACK_BOX_NOTE] if ClassifierSource(str(description["std"])).is_black_box else []
-    black_box += [BLACK_BOX_ROB_NOTE] if ClassifierSource(results.rob).is_black_box else []
-    return replace(results, notes=(*search.notes, *black_box, *_observations(results)))
 
 
 def _seen_and_unseen(seen: AccuracyRow, mixed: AccuracyRow) -> tuple[AccuracyRow, ...]:
@@ -242,59 +243,6 @@ def _seen_and_unseen(seen: AccuracyRow, mixed: AccuracyRow) -> tuple[AccuracyRow
     )
     unseen = replace(mixed, classifier="mixed, unseen", clean=clean, robust=robust)
     return replace(seen, classifier="mixed, seen"), unseen
-
-
-def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTransform) -> dict[str, int]:
-    labels_N, robust_N, mixed_N = attack.labels_N, evaluate.robust_N, evaluate.mixed_clean_NK.argmax(dim=1)
-    rob_right_N, mixed_right_N = attack.rob_correct, mixed_N == labels_N
-    found = {
-        "std decides": mixed_N != transform(attack.rob_clean_NK.double()).argmax(dim=1),
-        "clean only mixed": mixed_right_N & ~rob_right_N,
-        "clean only rob": rob_right_N & ~mixed_right_N,
-        "std clean": attack.std_correct,
-        "std robust": ~attack.std_broken_N,
-        "rob clean": rob_right_N,
-        "rob robust": ~attack.rob_broken_N,
-        "mixed clean": mixed_right_N,
-        "mixed robust": robust_N,
-        "kept": robust_N & ~attack.rob_broken_N,
-    }
-    return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
-
-
-class _AttackTally:
-    """Counts what an attack did to one classifier, batch by batch."""
-
-    def __init__(self) -> None:
-        self._steps, self._n_images, self._n_robust = Counter[str](), 0, 0
-        self.warm_start: list[tuple[int, int, int]] = []  # as in `RunResults`
-
-    def add(self, rows: EvaluateRecords) -> None:
-        """Add rows of the evaluate stage, whose fields `mixed_...` hold the logits of the attacked classifier."""
-        right_N = standing_N = rows.mixed_clean_NK.argmax(dim=1) == rows.labels_N
-        self._n_images += len(rows.labels_N)
-        self._n_robust += int(rows.robust_N.sum())
-        self._steps["clean"] += int(right_N.sum())
-        for step, alive_N in rows.survived.items():
-            standing_N = standing_N & alive_N
-            self._steps[step] += int(standing_N.sum())
-        if WARM_START in rows.survived:
-            broken_N = right_N & ~rows.survived[WARM_START]
-            columns = rows.sample_ids_N, rows.labels_N, rows.mixed_attacked_NK.argmax(dim=1)
-            self.warm_start += zip(*(column[broken_N].tolist() for column in columns), strict=True)
-
-    def accuracy(self, classifier: str, attack: str) -> AccuracyRow:
-        """Return the classifier's row of the accuracy table."""
-        clean, robust = (Count(n, self._n_images) for n in (self._steps["clean"], self._n_robust))
-        return AccuracyRow(classifier, clean, robust, attack)
-
-    def survival(self) -> tuple[SurvivalStep, ...]:
-        """Return the steps in order, each with the number of images that it broke."""
-        before = [self._n_images, *self._steps.values()]
-        return tuple(
-            SurvivalStep(n, self._n_images, step=step, lost=was - n)
-            for (step, n), was in zip(self._steps.items(), before, strict=False)
-        )
 
 
 def stage_costs(
@@ -463,37 +411,40 @@ def parameter_lines(results: RunResults) -> str:
     )
 
 
-def _observations(results: RunResults) -> list[str]:
-    """Return notes on measurements that contradict a prediction or an assumption."""
+def notes_on(results: RunResults) -> Iterator[str]:
+    """Yield the notes of the search, and notes on measurements that contradict a prediction or an assumption."""
+    if results.found is not None:
+        yield from results.found.notes
+        yield from _observations(results, results.parameters)
+    square = next((step for step in results.survival if step.step == "square"), None)
+    if square is not None and square.lost:
+        yield (
+            f"Square broke {square.lost} of the images on which the classifier remained robust against the white-box "
+            "attacks. The gradients may have been too weak."
+        )
+
+
+def _observations(results: RunResults, chosen: Choice) -> Iterator[str]:
     std, rob, mixed = (results.row(name) for name in ("std", "rob", "mixed"))
-    chosen, notes = results.parameters, []
+    if ClassifierSource(str(results.std)).is_black_box:
+        yield BLACK_BOX_NOTE
+    if ClassifierSource(results.rob).is_black_box:
+        yield BLACK_BOX_ROB_NOTE
     if std.clean.correct <= rob.clean.correct:
-        notes.append(
+        yield (
             f"The standard classifier is not more accurate than the robust one on clean images ({std.clean.correct} "
             f"against {rob.clean.correct} of {rob.clean.total}), so mixing cannot gain accuracy here."
         )
     seen = next((row for row in results.stages if row.classifier == "mixed, seen"), mixed).clean
     if (seen.correct, seen.total) != (chosen.clean_correct, chosen.total):
-        notes.append(
+        yield (
             f"The search predicted {chosen.clean_correct} of {chosen.total} correct clean images. The deployed mixed "
             f"classifier has {seen.correct} of {seen.total}."
         )
     kept, foreseen = results.kept, kept_predicted(results, chosen)
     if kept is not None and kept.correct < foreseen.correct:
-        notes.append(
+        yield (
             f"The achieved retention is {kept.correct} of {kept.total} images, and {foreseen.correct} were predicted "
             "from the stored adversarial examples. The adaptive attack found perturbations that the search had not "
             "seen."
         )
-    return [*notes, *_square_note(results.survival)]
-
-
-def _square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
-    """Return a note if Square broke images after the white-box attacks."""
-    square = next((step for step in survival if step.step == "square"), None)
-    if square is None or not square.lost:
-        return []
-    return [
-        f"Square broke {square.lost} of the images on which the classifier remained robust against the white-box "
-        "attacks. The gradients may have been too weak."
-    ]

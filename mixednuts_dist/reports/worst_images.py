@@ -1,9 +1,10 @@
 """Choose the images that a person should look at, broken by mixing or robust by a small margin, and draw them.
 
-Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with values in [0, 1].
+Shapes: N images of the run, C in {1, 3} channels, H x W pixels with values in [0, 1].
 """
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,8 +13,6 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
-from ..mixing.margins import log_one_minus_signed_margin
-from ..storage.records import AttackRecords, EvaluateRecords
 from .counts import minus
 
 Reason = Literal["lost", "narrow"]
@@ -48,53 +47,29 @@ def margin_text(margin: float) -> str:
     return minus(f"{margin:+.3f}" if abs(margin) >= 0.0005 else f"{margin:+.0e}")
 
 
-class WorstTally:
-    """A selection of a few images, updated batch by batch."""
+def worst_images(rows: Mapping[str, Tensor]) -> tuple[WorstImage, ...]:
+    """Choose a few images with the reason "lost", then some with the reason "narrow"; `rows` as in `image_rows`.
 
-    def __init__(self) -> None:
-        self._found: dict[Reason, list[tuple[tuple[bool, float], WorstImage]]] = {"lost": [], "narrow": []}
-
-    def add(self, attack: AttackRecords, evaluate: EvaluateRecords) -> None:
-        """Add a batch; both arguments describe the same images in the same order.
-
-        "lost": both base classifiers are correct on the clean image and the mixed classifier is broken; images on
-        which `rob` remains robust come first, then the smallest margins. "narrow": the smallest positive margins.
-        """
-        labels_B = attack.labels_N
-        right_B = (attack.std_clean_NK.argmax(dim=1) == labels_B) & (attack.rob_clean_NK.argmax(dim=1) == labels_B)
-        margins_B = _margins(evaluate.mixed_attacked_NK, labels_B)
-        masks: dict[Reason, Tensor] = {"lost": right_B & ~evaluate.robust_N, "narrow": evaluate.robust_N}
-        for reason, mask_B in masks.items():
-            rows = mask_B.nonzero().squeeze(1).tolist()
-            keys = {row: (reason == "lost" and bool(attack.rob_broken_N[row]), float(margins_B[row])) for row in rows}
-            best = sorted(rows, key=keys.__getitem__)[:N_EACH]
-            self._found[reason] += [(keys[row], _image(attack, evaluate, row, reason)) for row in best]
-            self._found[reason] = sorted(self._found[reason], key=lambda found: found[0])[:N_EACH]
-
-    def chosen(self) -> tuple[WorstImage, ...]:
-        """Return the images with the reason "lost", then those with the reason "narrow"."""
-        return tuple(image for found in self._found.values() for _, image in found)
+    "lost": both base classifiers are correct on the clean image and the mixed classifier is broken; images on which
+    `rob` remains robust come first, then the smallest margins. "narrow": the smallest positive margins.
+    """
+    labels_N, robust_N, margins_N = rows["label"], rows["robust"], rows["margin: mixed, attacked"]
+    right_N = (rows["std, clean"] == labels_N) & (rows["rob, clean"] == labels_N)
+    order_N = margins_N.argsort(stable=True)
+    lost_N = order_N[rows["rob broken"][order_N].int().argsort(stable=True)]
+    chosen: dict[Reason, Tensor] = {"lost": lost_N[(right_N & ~robust_N)[lost_N]], "narrow": order_N[robust_N[order_N]]}
+    return tuple(_image(rows, i, reason) for reason, order in chosen.items() for i in order[:N_EACH].tolist())
 
 
-def _image(attack: AttackRecords, evaluate: EvaluateRecords, row: int, reason: Reason) -> WorstImage:
-    label_1 = attack.labels_N[row : row + 1]
-
-    def prediction(classifier: str, images: str, logits_NK: Tensor) -> Prediction:
-        logits_1K = logits_NK[row : row + 1]
-        return Prediction(classifier, images, int(logits_1K.argmax()), float(_margins(logits_1K, label_1)))
-
-    predictions = (
-        prediction("std", "clean", attack.std_clean_NK),
-        prediction("rob", "clean", attack.rob_clean_NK),
-        prediction("mixed", "clean", evaluate.mixed_clean_NK),
-        prediction("mixed", "attacked", evaluate.mixed_attacked_NK),
+def _image(rows: Mapping[str, Tensor], i: int, reason: Reason) -> WorstImage:
+    kinds = ("std", "clean"), ("rob", "clean"), ("mixed", "clean"), ("mixed", "attacked")
+    predictions = tuple(
+        Prediction(name, images, int(rows[f"{name}, {images}"][i]), float(rows[f"margin: {name}, {images}"][i]))
+        for name, images in kinds
     )
-    survives = not bool(attack.rob_broken_N[row])
-    return WorstImage(int(attack.sample_ids_N[row]), int(label_1), reason, survives, predictions)
-
-
-def _margins(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    return -torch.expm1(log_one_minus_signed_margin(logits_BK, labels_B))
+    return WorstImage(
+        int(rows["sample_id"][i]), int(rows["label"][i]), reason, not bool(rows["rob broken"][i]), predictions
+    )
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------

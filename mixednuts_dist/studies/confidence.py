@@ -13,7 +13,7 @@ from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap,
 from ..reports.charts import table_bars
 from ..reports.counts import count
 from ..reports.drawing import Figure, Row, colors, layer, number, panel
-from ..reports.margins import MarginTally, margin_histograms, medians_table, ratio_sentence
+from ..reports.margins import grouped_margins, margin_groups, margin_histograms, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench
 from .robust_classifiers import few_robs, rob_name
@@ -127,16 +127,16 @@ def margin_study(bench: Bench) -> Outcome:
     transform, ln_k = bench.search.deployed().transform(), bench.search.ln_k
     plain, layer_norm = IdentityTransform(), LayerNormTransform(ln_k)
     forms: dict[str, LogitMap] = {"std": plain, "rob": plain, "rob+LN": layer_norm, "rob+M": transform}
-    tally = MarginTally(transform, ln_k)
+    margins: dict[Any, Tensor] = {}
     for name, logit_map in forms.items():
         uri = bench.config.required_std if name == "std" else bench.config.rob
         attack_map = None if name == "rob+LN" else logit_map  # LayerNorm is the map of the attack stage
         attacked = bench.attacked(f"MMAA on {name}", attack_map, rob=uri, **TO_THE_END)
-        tally.collect(name, "clean", logit_map(attacked.rob_clean_NK), attacked.labels_N)
-        tally.collect(name, "attacked", logit_map(attacked.rob_attacked_NK), attacked.labels_N)
-    groups = tally.groups()
+        margins |= grouped_margins(name, "clean", logit_map(attacked.rob_clean_NK), attacked.labels_N)
+        margins |= grouped_margins(name, "attacked", logit_map(attacked.rob_attacked_NK), attacked.labels_N)
+    groups = margin_groups(margins)
     remarks = ("Each form is attacked by its own MMAA, which minimizes its margin.", *bench.mmaa_reduction)
-    return Outcome(medians_table(groups), margin_histograms(groups), (ratio_sentence(groups),), remarks)
+    return Outcome(medians_table(groups), margin_histograms(margins), (ratio_sentence(groups),), remarks)
 
 
 @STUDIES("confidence", section="5.2, fig:conf_sota", order=5)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
-from mixednuts_dist.reports.results import RunResults, gather_results, stage_costs
+from mixednuts_dist.reports.results import RunResults, gather_results, notes_on, stage_costs
 from mixednuts_dist.reports.worst_images import Prediction, WorstImage
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult, SearchRound
@@ -180,6 +180,7 @@ def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[
     summaries = {stage: made_up_summaries(stage) for stage in ("attack", "evaluate")}
     return replace(
         results,
+        notes=tuple(notes_on(results)),
         candidates=made_up_candidates(search.deployed_beta),
         costs=stage_costs(summaries, {"evaluate": results.seconds["evaluate"]}),
         worst=made_up_worst(),

@@ -2,20 +2,24 @@
 
 import dataclasses
 import json
+import math
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mixednuts_dist.config.register import CHARTS, load_extensions
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.reports.charts import histograms
 from mixednuts_dist.reports.drawing import Figure
 from mixednuts_dist.reports.figures import caption, figures
-from mixednuts_dist.reports.margins import EDGES
+from mixednuts_dist.reports.margins import stored_margins
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.stage import Certified
-from tests.helpers.made_up_run import made_up_results
+from tests.helpers.made_up_run import made_up_attack, made_up_results
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -115,11 +119,18 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
     assert "p = 18" in titles
 
 
-def test_histograms_count_every_image_once(results: RunResults) -> None:
-    for group in results.margins:
-        assert sum(group.counts) == group.n
-        assert len(group.counts) == len(EDGES) - 1
-    shares = [
-        row["share"] for row in rows_of(figures(results)["margins"]) if "share" in row and row["right"] > row["left"]
-    ]
-    assert sum(shares) == pytest.approx(100 * 2 * len(results.splits))
+@pytest.mark.parametrize("scale", [5.0, 50.0])
+def test_histograms_count_every_image_once(scale: float) -> None:
+    """The larger scale takes margins to 1 - 1e-300."""
+    margins = stored_margins(made_up_attack(), LogitTransform(scale, 6.0, 0.4), None)
+    groups = {"right": margins["rob+M", "attacked", True], "wrong": margins["rob+M", "clean", False]}
+    rows = rows_of(histograms({"rob+M": groups}, columns=1))
+    for name, group in groups.items():
+        distances = group.double().numpy()
+        odds = np.log10(-np.expm1(distances)) - distances / math.log(10)
+        bins = [row for row in rows if row["series"] == name and row.get("right", 0) > row["left"]]
+        shares = [row["share"] for row in bins]
+        assert sum(shares) == pytest.approx(100) and max(shares) < 30
+        for row in bins[1:-1]:
+            assert row["share"] == pytest.approx(100 * ((odds >= row["left"]) & (odds < row["right"])).mean(), abs=1)
+        assert [row["left"] for row in rows if row["series"] == name and "share" not in row] == [np.median(odds)]

@@ -13,11 +13,11 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
-from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
+from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.margins import EDGES, MarginTally, margin_gap, margin_ratio
+from mixednuts_dist.reports.margins import margin_gap, margin_ratio
 from mixednuts_dist.reports.report import attacks_said
-from mixednuts_dist.reports.results import RunResults, gather_results, stage_costs
+from mixednuts_dist.reports.results import RunResults, gather_results, notes_on, stage_costs
 from mixednuts_dist.reports.results_file import ResultsFile
 from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, SearchResult
 from tests.helpers.made_up_run import (
@@ -62,10 +62,6 @@ def test_margins_are_the_top2_margins_of_each_group(results: RunResults) -> None
         group, expected = groups["rob", "attacked", correct], margins_N[correct_N == correct].tolist()
         assert group.n == len(expected)
         assert group.median == pytest.approx(statistics.median(expected), rel=1e-6)
-        for low, high, n in zip(EDGES[1:], EDGES[2:], group.counts[1:], strict=False):
-            near = sum(low * (1 + 1e-6) <= m < high * (1 - 1e-6) for m in expected)
-            wide = sum(low * (1 - 1e-6) <= m <= high * (1 + 1e-6) for m in expected)
-            assert near <= n <= wide
     assert groups["std", "attacked", False].n == 300
     assert groups["std", "attacked", True].n == 0
 
@@ -146,7 +142,7 @@ def test_surprises_become_notes() -> None:
     attack, search, evaluate = made_up()
 
     def notes(search: SearchResult = search, **changes: object) -> str:
-        return "\n".join(gather(attack, search, dataclasses.replace(evaluate, **changes)).notes)
+        return "\n".join(notes_on(gather(attack, search, dataclasses.replace(evaluate, **changes))))
 
     assert "Square" not in notes()
     fooled_N = evaluate.survived["fab-t"] & (evaluate.sample_ids_N != evaluate.sample_ids_N[evaluate.robust_N][0])
@@ -168,17 +164,8 @@ def test_splits_count_both_groups_at_equal_retention(results: RunResults) -> Non
         assert split.kept.total == len(right_N) and split.left_to_std.total == len(wrong_N)
         assert split.kept.correct == int((right_N >= cutoff - 1e-6).sum())
         assert split.left_to_std.correct == int((wrong_N < cutoff - 1e-6).sum())
-        assert [sum(counts) for counts in split.counts] == [len(right_N), len(wrong_N)]
     assert results.splits[-1].log_cutoff == pytest.approx(math.log1p(-chosen.one_minus_alpha / chosen.alpha), rel=1e-6)
     assert kept[0] == kept[1] == kept[2]
-
-
-def test_margins_that_m_takes_close_to_1_fill_the_histogram() -> None:
-    tally = MarginTally(LogitTransform(50.0, 6.0, 0.4), None)
-    tally.add(made_up_attack())
-    behind_m = tally.splits(-14.0)[-1]
-    assert behind_m.edges[-1] > 300, "some margins are 1 - 1e-300"
-    assert all(max(counts) < 0.3 * sum(counts) for counts in behind_m.counts)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mixednuts_dist.reports.worst_images import LARGEST_SIDE, WorstTally, perturbation_png, png
-from tests.helpers.made_up_run import in_batches, made_up_attack, made_up_evaluate
+from mixednuts_dist.reports.image_rows import read_batches
+from mixednuts_dist.reports.worst_images import LARGEST_SIDE, perturbation_png, png, worst_images
+from tests.helpers.made_up_run import in_batches, made_up_attack, made_up_evaluate, made_up_search
 
 
 def pixels(content: bytes) -> np.ndarray:
@@ -48,15 +49,12 @@ def test_large_images_are_reduced_without_averaging_noise() -> None:
 
 def test_worst_images_ignore_batches() -> None:
     attack = made_up_attack()
-    evaluate = made_up_evaluate(attack, alpha=0.9)
-    found = []
+    evaluate, search, found = made_up_evaluate(attack, alpha=0.9), made_up_search(attack), []
     for size in (300, 70, 7):
-        tally = WorstTally()
-        for batch in in_batches(attack, evaluate, size):
-            tally.add(*batch)
-        found.append([(image.sample_id, image.reason) for image in tally.chosen()])
+        chosen = worst_images(read_batches(in_batches(attack, evaluate, size), search)[0])
+        found.append([(image.sample_id, image.reason) for image in chosen])
     assert found[0] == found[1] == found[2]
-    narrow = [image for image in tally.chosen() if image.reason == "narrow"]
+    narrow = [image for image in chosen if image.reason == "narrow"]
     margins = [image.predictions[-1].margin for image in narrow]
     assert margins == sorted(margins)
     assert all(evaluate.robust_N[image.sample_id] for image in narrow)
