@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist import AttackBudget, MixedClassifier, ThreatModel, autoattack, load_classifier, open_dataset
-from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
 from mixednuts_dist.certification.confidence import top_and_second
-from mixednuts_dist.certification.smoothing import SmoothingPlan, smoothed_votes
+from mixednuts_dist.certification.smoothing import ROB_ALONE, SmoothedAnswers, SmoothingPlan, smoothed_votes
 from mixednuts_dist.mixing.transforms import IdentityTransform
 
 ALPHA, SIGMA, CONFIDENCE, N_CHOOSE = 0.8, 0.25, 0.999, 100
@@ -63,8 +62,7 @@ def run(
     std, rob = load_classifier("demo:std", "std"), load_classifier(model, "rob")
     plan = SmoothingPlan(SIGMA, draws, CONFIDENCE, N_CHOOSE, (ALPHA,), (radius,))
     drawn = smoothed_votes(rob, x, y, plan, n_classes=10, sample_ids=range(n_images), seed=0, rows=ROWS)
-    counts = drawn.chosen_counts_BK, drawn.counts_BK, drawn.n_drawn_B
-    certified_N = SmoothedAnswers(plan, y, None, *counts).certified(
+    certified_N = SmoothedAnswers(plan, y, None, drawn).certified(
         replace(ROB_ALONE, alpha=ALPHA, one_minus_alpha=1 - ALPHA), radius
     )
     x, y = x[certified_N], y[certified_N]

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.benchmarks.attack_benchmark import say
-from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
-from mixednuts_dist.certification.smoothing import SmoothingPlan, noisy, settled_classes
+from mixednuts_dist.certification.smoothing import ROB_ALONE, SmoothedAnswers, SmoothingPlan, Votes, noisy
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import top2_margin
@@ -82,8 +81,8 @@ class Composed:
 
 
 def _settled(answers: SmoothedAnswers) -> Tensor:
-    counts = answers.chosen_counts_NK, answers.counts_NK, answers.n_drawn_N
-    return settled_classes(torch.zeros_like(answers.shares_NK), *counts, answers.plan.looks, ROB_ALONE)
+    std_NK = torch.zeros(answers.votes.counts_BK.shape, dtype=torch.float64)
+    return answers.votes.settled_classes(std_NK, answers.plan.looks, ROB_ALONE)
 
 
 @torch.no_grad()
@@ -109,9 +108,10 @@ def _votes(x: Tensor, std: torch.nn.Module, rob: torch.nn.Module, draws: int) ->
 
 
 def _answers(counts_N2K: Tensor, y: Tensor, std_pred: Tensor) -> SmoothedAnswers:
-    n_drawn_N = counts_N2K[:, 1].sum(dim=1)
-    plan = SmoothingPlan(SIGMA, int(n_drawn_N[0]), CONFIDENCE, N_CHOOSE, ALPHAS, RADII, stop_when_decided=False)
-    return SmoothedAnswers(plan, y, std_pred, counts_N2K[:, 0], counts_N2K[:, 1], n_drawn_N)
+    plan = SmoothingPlan(
+        SIGMA, int(counts_N2K[0, 1].sum()), CONFIDENCE, N_CHOOSE, ALPHAS, RADII, stop_when_decided=False
+    )
+    return SmoothedAnswers(plan, y, std_pred, Votes(counts_N2K[:, 0], counts_N2K[:, 1]))
 
 
 def _row(method: str, parameter: str, correct_N: Tensor, reach_N: Tensor) -> list[Cell]:

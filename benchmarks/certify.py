@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.benchmarks.attack_benchmark import say
-from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
-from mixednuts_dist.certification.smoothing import SmoothingPlan, Votes, smoothed_votes
+from mixednuts_dist.certification.smoothing import ROB_ALONE, SmoothedAnswers, SmoothingPlan, smoothed_votes
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.mixture import Mixture
@@ -51,7 +50,9 @@ def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict
     without_noise = int((rob(x).argmax(dim=1) == y).sum())
     say(f"{model}, {n_images} images: {without_noise} right without noise; sigma {SIGMA:g}, confidence {CONFIDENCE:g}")
     say(f"{certified.as_markdown()}\n\n{saved.as_markdown()}\n")
-    imagenet = {name: _gpu_hours(votes.n_forward / (n_images * (100 + draws))) for name, (_, votes, _) in found.items()}
+    imagenet = {
+        name: _gpu_hours(each.votes.n_forward / (n_images * (100 + draws))) for name, (each, _) in found.items()
+    }
     say(
         f"ImageNet, {IMAGENET_IMAGES:,} images, {IMAGENET_DRAWS:,} draws, a ResNet-50 at "
         f"{ASSUMED_FLOPS / 1e12:g} TFLOPS: "
@@ -79,18 +80,17 @@ def published_radius(p_top_B: Tensor, p_second_B: Tensor, *, sigma: float, alpha
 
 def _drawn(
     plan: SmoothingPlan, x: Tensor, y: Tensor, std_pred: Tensor, rob: torch.nn.Module
-) -> tuple[SmoothedAnswers, Votes, float]:
+) -> tuple[SmoothedAnswers, float]:
     started = time.perf_counter()
     with torch.no_grad():
         votes = smoothed_votes(rob, x, y, plan, n_classes=10, sample_ids=range(len(x)), seed=0, rows=_ROWS)
-    answers = SmoothedAnswers(plan, y, std_pred, votes.chosen_counts_BK, votes.counts_BK, votes.n_drawn_B)
-    return answers, votes, time.perf_counter() - started
+    return SmoothedAnswers(plan, y, std_pred, votes), time.perf_counter() - started
 
 
 def _certified(answers: SmoothedAnswers) -> Table:
     """Return a table of images that are certified by our radius and by the published one."""
     bounds, rows = answers.bounds, list[list[Cell]]()
-    chosen_N = answers.classes_N == answers.labels_N
+    chosen_N = answers.votes.classes == answers.labels_N
     for alpha in ALPHAS:
         mixture = _mixture(alpha)
         published_N = published_radius(*bounds, sigma=SIGMA, alpha=alpha)
@@ -107,11 +107,11 @@ def _certified(answers: SmoothedAnswers) -> Table:
     return Table(columns, rows)
 
 
-def _saved(found: dict[str, tuple[SmoothedAnswers, Votes, float]]) -> Table:
+def _saved(found: dict[str, tuple[SmoothedAnswers, float]]) -> Table:
     alpha, radius = ASKED
     rows: list[list[Cell]] = [
-        [name, votes.n_forward / len(votes.classes), seconds, int(answers.certified(_mixture(alpha), radius).sum())]
-        for name, (answers, votes, seconds) in found.items()
+        [name, each.votes.n_forward / len(each.labels_N), seconds, int(each.certified(_mixture(alpha), radius).sum())]
+        for name, (each, seconds) in found.items()
     ]
     return Table(["draws", "passes per image", "seconds", f"certified at alpha {alpha:g}, r {radius:g}"], rows)
 

@@ -75,7 +75,7 @@ def certified_radius(
         std_lead: gamma of proposition 1, in [-1, 1].
 
     Raises:
-        InvalidInputError: if sigma, alpha or std_lead is out of range, or if votes are outside [0, 1].
+        InvalidInputError: if sigma or alpha is out of range, or if votes are outside [0, 1].
 
     >>> votes = torch.tensor([0.99, 0.6])
     >>> certified_radius(votes, sigma=0.25, alpha=1.0)  # Cohen's
@@ -141,10 +141,8 @@ def needed_margin(alpha: float, std_lead: float = 1.0) -> float:
     """Return `gamma tau` of proposition 1, the robust margin that has to be exceeded.
 
     Raises:
-        InvalidInputError: if alpha is not in (0.5, 1], or std_lead is not in [-1, 1].
+        InvalidInputError: if alpha is not in (0.5, 1].
     """
-    if not -1 <= std_lead <= 1:
-        raise InvalidInputError(f"std_lead={std_lead} must be in [-1, 1]: it is a difference of two probabilities")
     if not 0.5 < alpha <= 1:
         raise InvalidInputError(
             f"alpha={alpha} cannot be certified: up to 1/2 the standard classifier alone decides. "

@@ -94,11 +94,6 @@ class Looks:
         error, shares = 1 - confidence, [0.5 / len(early)] * len(early) + [0.5] if early else [1.0]
         return cls((*early, n), tuple(error * share for share in shares))
 
-    @classmethod
-    def one(cls, n: int, confidence: float) -> "Looks":
-        """Return a single look after all draws; errors as in `of`."""
-        return cls.of(n, confidence, first=n)
-
     def errors_at(self, n_drawn_B: Tensor) -> Tensor:
         """Return the error of the look at which each image stopped, (B,) float64.
 
@@ -109,14 +104,13 @@ class Looks:
             raise InvalidInputError(f"{unknown[0]} draws are not one of the looks {self.at}: no bound holds there")
         return torch.tensor([self.errors[self.at.index(n)] for n in n_drawn_B.tolist()], dtype=torch.float64)
 
-    def vote_bounds(self, counts_BK: Tensor, classes_B: Tensor, n_drawn_B: Tensor) -> tuple[Tensor, Tensor]:
+    def vote_bounds(self, counts_BK: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return p_A and p_B of given classes, each (B,) float64; both hold simultaneously with the confidence."""
-        top_B, second_B = top_and_second(counts_BK, classes_B)
-        return self._bounds(top_B, second_B, n_drawn_B, counts_BK.shape[1], self.errors_at(n_drawn_B))
+        n_drawn_B = counts_BK.sum(dim=1)
+        hits = top_and_second(counts_BK, classes_B)
+        return self._bounds(*hits, n_drawn_B, counts_BK.shape[1], self.errors_at(n_drawn_B))
 
-    def decided(
-        self, top_B: Tensor, second_B: Tensor, n_drawn: int, n_classes: int, questions: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def decided(self, counts_BK: Tensor, classes_B: Tensor, questions: tuple[Tensor, Tensor]) -> Tensor:
         """Return which images need no further draw, (B,) bool, because each question is decided.
 
         A question asks whether the image is certified at one alpha and one radius. It is decided if the bounds at this
@@ -125,21 +119,19 @@ class Looks:
         an image stops.
 
         Args:
-            top_B, second_B: hits of the class, and of the most frequent other class.
+            classes_B: the class of each image whose vote is bounded.
             questions: the margin to exceed and the distance in standard deviations of each question, each (Q,).
         """
-        n_last = self.at[-1]
-        if n_drawn == n_last:
-            return torch.ones_like(top_B, dtype=torch.bool)
-        needed_Q, distance_Q = questions
-        error = self.errors_at(torch.tensor([n_drawn]))
-        now = self._bounds(top_B, second_B, n_drawn, n_classes, error)
-        best = self._bounds(top_B + n_last - n_drawn, second_B, n_last, n_classes, self.errors[-1])
-        reach_top_B = torch.minimum(best[0], upper_bound(top_B, n_drawn, error))
-        reach_second_B = torch.maximum(best[1], lower_bound(second_B, n_drawn, error))
+        (needed_Q, distance_Q), n_last, n_classes = questions, self.at[-1], counts_BK.shape[1]
+        n_drawn_B = counts_BK.sum(dim=1)
+        (top_B, second_B), error_B = top_and_second(counts_BK, classes_B), self.errors_at(n_drawn_B)
+        now = self._bounds(top_B, second_B, n_drawn_B, n_classes, error_B)
+        best = self._bounds(top_B + n_last - n_drawn_B, second_B, n_last, n_classes, self.errors[-1])
+        reach_top_B = torch.minimum(best[0], upper_bound(top_B, n_drawn_B, error_B))
+        reach_second_B = torch.maximum(best[1], lower_bound(second_B, n_drawn_B, error_B))
         certain_BQ = smoothed_margin(now[0][:, None], now[1][:, None], distance_Q) > needed_Q
         reach_BQ = smoothed_margin(reach_top_B[:, None], reach_second_B[:, None], distance_Q) > needed_Q
-        return (certain_BQ | ~reach_BQ).all(dim=1)
+        return (n_drawn_B == n_last) | (certain_BQ | ~reach_BQ).all(dim=1)
 
     @staticmethod
     def _bounds(

@@ -18,8 +18,8 @@ from ..attacks.verification import Verifier, check_images
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import tempered_log_probs
-from .certificates import needed_margin, radius_with_std
-from .smoothing import ABSTAINS, SmoothingPlan, Votes, settled_classes, smoothed_votes
+from .certificates import radius_with_std
+from .smoothing import ABSTAINS, SmoothingPlan, Votes, mixed_votes, smoothed_votes
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,8 @@ class SmoothedMixture(nn.Module):
         rows: int = 256,
     ) -> None:  # fmt: skip
         super().__init__()
-        needed_margin(mixed.alpha)
         self.mixed, self.rows = mixed, rows
         self.plan = SmoothingPlan(sigma, n_choose, confidence, n_choose, (mixed.alpha,), (sigma,), False)
-        _ = self.plan.looks, self.plan.least_vote  # raise if the confidence or sigma is out of range
         self.eval()
 
     def predict(self, x_BCHW: Tensor, n: int = 1000, *, seed: int | None = None) -> Tensor:
@@ -76,8 +74,7 @@ class SmoothedMixture(nn.Module):
             seed: makes the result reproducible, and is then no longer secret; by default a new one from `secrets`.
         """
         votes = self._votes(x_BCHW, n, seed, None)
-        counts = votes.chosen_counts_BK, votes.counts_BK, votes.n_drawn_B
-        classes_B = settled_classes(self._std_BK(x_BCHW), *counts, self._plan(n).looks, self.mixed.mixture)
+        classes_B = votes.settled_classes(self._std_BK(x_BCHW), self._plan(n).looks, self.mixed.mixture)
         return classes_B.to(x_BCHW.device)
 
     def certify(
@@ -107,12 +104,11 @@ class SmoothedMixture(nn.Module):
                 raise InvalidInputError("std_radius_B needs temperature 0: other votes are not one-hot")
             if std_radius_B.shape != radius_B.shape:
                 raise InvalidInputError(f"std_radius_B has shape {tuple(std_radius_B.shape)}. Give one per image")
-            std_BK, shares_BK = self._std_BK(x_BCHW), votes.chosen_counts_BK.double() / self.plan.n_choose
-            mixed_B = (self.mixed.one_minus_alpha * std_BK + self.mixed.alpha * shares_BK).argmax(dim=1)
-            known_B = std_radius_B.cpu() > 0
+            std_BK, known_B = self._std_BK(x_BCHW), std_radius_B.cpu() > 0
+            mixed_B = mixed_votes(std_BK, votes.chosen_counts_BK, self.mixed.mixture).argmax(dim=1)
             classes_B = torch.where(known_B, mixed_B, classes_B)  # chosen before the draws that bound its vote
             radius_B = torch.where(known_B & (std_BK.argmax(dim=1) == classes_B), std_radius_B.cpu().double(), 0.0)
-        bounds = self._plan(n).looks.vote_bounds(votes.counts_BK, classes_B, votes.n_drawn_B)
+        bounds = self._plan(n).looks.vote_bounds(votes.counts_BK, classes_B)
         radii_B = radius_with_std(*bounds, radius_B, sigma=self.plan.sigma, alpha=self.mixed.alpha)
         held_B = radii_B > 0
         classes_B, radii_B = torch.where(held_B, classes_B, ABSTAINS), torch.where(held_B, radii_B, 0.0)

@@ -23,8 +23,7 @@ from .search_result import read_search_result
 from .stage import Certified, Outcome, Stage
 
 if TYPE_CHECKING:
-    from ..certification.answers import SmoothedAnswers
-    from ..certification.smoothing import SmoothingPlan
+    from ..certification.smoothing import SmoothedAnswers, SmoothingPlan
     from ..distributed.tasks import Columns, Counts
     from ..distributed.workbench import Workbench
     from ..mixing.mixture import Mixture
@@ -96,8 +95,7 @@ class Certify(Stage):
     keys: CertifyKeys
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
-        from ..certification.answers import ROB_ALONE, SmoothedAnswers
-        from ..certification.smoothing import smoothed_votes
+        from ..certification.smoothing import ROB_ALONE, SmoothedAnswers, smoothed_votes
 
         x, y = worker.images(partition)
         plan, n_classes = self.keys.plan(), worker.logits(worker.rob, x[:1]).shape[1]
@@ -105,8 +103,9 @@ class Certify(Stage):
             lambda x_BCHW: worker.logits(worker.rob, x_BCHW), x, y, plan, n_classes=n_classes,
             sample_ids=range(partition.start, partition.stop), seed=worker.spec.seed, rows=worker.shape(x).rows,
         )  # fmt: skip
-        columns = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK, "n_drawn": votes.n_drawn_B}
-        robust_B = SmoothedAnswers(plan, y.cpu(), None, *columns.values()).certified(ROB_ALONE, self.radii[0])
+        columns = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK}
+        columns["n_drawn"] = votes.counts_BK.sum(dim=1).int()
+        robust_B = SmoothedAnswers(plan, y.cpu(), None, votes).certified(ROB_ALONE, self.radii[0])
         counts = worker.counts("rob", votes.chosen_counts_BK, y.cpu(), robust_B, votes.n_forward, 0)
         if "std" not in worker.networks:
             return columns, counts
@@ -139,11 +138,12 @@ class Certify(Stage):
         Raises:
             MissingArtifact: if the stage has not finished.
         """
-        from ..certification.answers import SmoothedAnswers
+        from ..certification.smoothing import SmoothedAnswers, Votes
 
-        counts, std = ("chosen_counts", "counts", "n_drawn"), ["std_class"] * (opened.config.std is not None)
-        rows = self.rows(opened, ["label", *counts, *std])
-        return SmoothedAnswers(self.keys.plan(), rows["label"], rows.get("std_class"), *(rows[name] for name in counts))
+        std = ["std_class"] * (opened.config.std is not None)
+        rows = self.rows(opened, ["label", "chosen_counts", "counts", *std])
+        votes = Votes(rows["chosen_counts"], rows["counts"])
+        return SmoothedAnswers(self.keys.plan(), rows["label"], rows.get("std_class"), votes)
 
     def outcomes(self, opened: Run) -> list[Outcome]:
         """Return the counts of the robust classifier alone and of the deployed mixed classifier at each radius."""
@@ -201,7 +201,7 @@ class Certify(Stage):
 
     def _read(self, opened: Run) -> tuple[SmoothedAnswers, SearchResult | None, dict[str, Mixture]]:
         """Return the rows, the search result (None without `std`), and "rob" alone and the deployed "mixed"."""
-        from ..certification.answers import ROB_ALONE
+        from ..certification.smoothing import ROB_ALONE
 
         search = None if opened.config.std is None else read_search_result(opened)
         deployed = {"mixed": search.deployed().mixture()} if search else {}

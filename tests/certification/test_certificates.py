@@ -13,36 +13,15 @@ from mixednuts_dist.errors import InvalidInputError
 SIGMA = 0.25
 
 
-def _triples(n: int = 20_000) -> tuple[Tensor, Tensor, Tensor]:
-    """Random (p_A, p_B, alpha): votes with p_B <= 1 - p_A and p_A >= p_B, weights above 1/2."""
-    generator = torch.Generator().manual_seed(0)
-    p_top, share, alpha = torch.rand(3, n, generator=generator, dtype=torch.float64)
-    p_top = 0.5 + 0.5 * p_top
-    return p_top, share * (1 - p_top), 0.5 + 0.5 * alpha.clamp_min(1e-3)
-
-
-def test_an_own_bound_on_the_runner_up_never_shrinks_the_radius() -> None:
-    p_top, p_second, alphas = _triples(300)
-    for p_a, p_b, alpha in zip(p_top, p_second, alphas.tolist(), strict=True):
-        closed = certified_radius(p_a[None], sigma=SIGMA, alpha=alpha)
-        assert bool(certified_radius(p_a[None], sigma=SIGMA, alpha=alpha, p_second_B=p_b[None]) >= closed)
-
-
-def test_the_published_radius_is_never_larger_on_random_triples() -> None:
-    p_top, p_second, alphas = _triples()
-    for start in range(0, len(alphas), 200):  # one alpha for 200 pairs of votes
-        alpha, rows = float(alphas[start]), slice(start, start + 200)
-        ours = certified_radius(p_top[rows], sigma=SIGMA, alpha=alpha, p_second_B=p_second[rows])
-        theirs = published_radius(p_top[rows], p_second[rows], sigma=SIGMA, alpha=alpha)
+def test_the_published_radius_is_never_larger_on_random_votes() -> None:
+    for alpha in torch.linspace(0.501, 1, 100).tolist():
+        p_top, share = torch.rand(2, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        p_top = 0.5 + 0.5 * p_top
+        p_second = share * (1 - p_top)
+        ours = certified_radius(p_top, sigma=SIGMA, alpha=alpha, p_second_B=p_second)
+        theirs = published_radius(p_top, p_second, sigma=SIGMA, alpha=alpha)
         counts = theirs > 0  # below 0 it certifies nothing
         assert bool((ours[counts] >= theirs[counts] - 1e-12).all())
-
-
-def test_the_published_radius_saturates_and_ours_does_not() -> None:
-    sure = torch.tensor([1 - 1e-12], dtype=torch.float64)
-    bound = SIGMA * float(torch.special.ndtri(torch.tensor(0.8, dtype=torch.float64)))
-    assert float(published_radius(sure, 1 - sure, sigma=SIGMA, alpha=0.8)) <= bound
-    assert float(certified_radius(sure, sigma=SIGMA, alpha=0.8)) > 6 * bound
 
 
 @pytest.mark.parametrize("alpha", [0.6, 0.8, 0.95])
@@ -84,13 +63,6 @@ def test_the_needed_vote_inverts_the_radius() -> None:
         assert float(certified_radius(vote, sigma=SIGMA, alpha=alpha)) == pytest.approx(0.3)
 
 
-def test_a_std_that_cannot_lead_costs_nothing() -> None:
-    votes = torch.tensor([0.7, 0.95])
-    cohen = certified_radius(votes, sigma=SIGMA, alpha=1.0)
-    torch.testing.assert_close(certified_radius(votes, sigma=SIGMA, alpha=0.6, std_lead=0.0), cohen)
-    assert bool((certified_radius(votes, sigma=SIGMA, alpha=0.6, std_lead=0.5) < cohen).all())
-
-
 @pytest.mark.parametrize(
     ("vote", "arguments", "said"),
     [
@@ -98,8 +70,6 @@ def test_a_std_that_cannot_lead_costs_nothing() -> None:
         (0.9, {"sigma": math.inf, "alpha": 0.9}, "must be positive"),
         (0.9, {"sigma": 0.25, "alpha": 0.5}, "standard classifier alone decides"),
         (0.9, {"sigma": 0.25, "alpha": 1.5}, "alpha=1.5"),
-        (0.9, {"sigma": 0.25, "alpha": 0.9, "std_lead": 2.0}, "std_lead=2.0"),
-        (0.9, {"sigma": 0.25, "alpha": 0.9, "std_lead": -1.1}, "std_lead=-1.1"),
         (1.2, {"sigma": 0.25, "alpha": 0.9}, "shares in"),
     ],
 )

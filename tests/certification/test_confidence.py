@@ -1,5 +1,7 @@
 """Bounds from draws keep their error rate, and images stop when nothing can change."""
 
+import itertools
+
 import pytest
 import torch
 from scipy.stats import beta
@@ -15,33 +17,26 @@ CLASSIFIERS = 500
 def _hits(votes_BK: torch.Tensor, looks: Looks, seed: int) -> torch.Tensor:
     """Counts of random draws at each look, (looks, B, K): the first two classes, and the rest as a third."""
     generator = torch.Generator().manual_seed(seed)
-    counts, before = torch.zeros(len(votes_BK), 3, dtype=torch.float64), 0
-    found = []
-    for look in looks.at:
-        n = torch.full((len(votes_BK),), float(look - before), dtype=torch.float64)
+    new = []
+    for n_new in (after - before for before, after in itertools.pairwise((0, *looks.at))):
+        n = torch.full((len(votes_BK),), float(n_new), dtype=torch.float64)
         first = torch.binomial(n, votes_BK[:, 0], generator=generator)
         second = torch.binomial(n - first, votes_BK[:, 1] / (1 - votes_BK[:, 0]), generator=generator)
-        counts = counts + torch.stack([first, second, n - first - second], dim=1)
-        found.append(counts)
-        before = look
-    return torch.stack(found)
+        new.append(torch.stack([first, second, n - first - second], dim=1))
+    return torch.stack(new).cumsum(dim=0)
 
 
-def _questions(needed: float, distances: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    distance_Q = torch.tensor(distances, dtype=torch.float64)
-    return torch.full_like(distance_Q, needed), distance_Q
+def _questions(needed: float, distance: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([needed], dtype=torch.float64), torch.tensor([distance], dtype=torch.float64)
 
 
-def _stopped(
-    counts: torch.Tensor, looks: Looks, questions: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The counts at the look at which each image is decided, (B, K), and its number of draws, (B,)."""
-    n_drawn = torch.zeros(counts.shape[1], dtype=torch.int64)
-    at = torch.zeros_like(counts[0])
-    for look, counts_BK in zip(looks.at, counts, strict=True):
-        decided = looks.decided(counts_BK[:, 0], counts_BK[:, 1:].amax(dim=1), look, 3, questions) & (n_drawn == 0)
-        n_drawn[decided], at[decided] = look, counts_BK[decided]
-    return at, n_drawn
+def _stopped(counts: torch.Tensor, looks: Looks, questions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The counts at the look at which each image is decided, (B, K)."""
+    at = counts[-1]
+    for counts_BK in counts.flip(0):  # the first look at which it is decided is seen last
+        decided = looks.decided(counts_BK, torch.zeros(len(counts_BK), dtype=torch.int64), questions)
+        at = torch.where(decided[:, None], counts_BK, at)
+    return at
 
 
 def test_the_lower_bound_is_clopper_and_pearsons() -> None:
@@ -61,10 +56,9 @@ def test_bounds_cover_both_votes_at_any_early_stop(confidence: float, votes: tup
     votes_BK = torch.tensor([votes], dtype=torch.float64).expand(20_000, -1)
     looks = Looks.of(2000, confidence, first=50)
     true = float(smoothed_margin(votes_BK[:1, 0], votes_BK[:1, 1], 0.3)) + 1e-4
-    questions = _questions(true, [0.3])
-    counts, n_drawn = _stopped(_hits(votes_BK, looks, seed=0), looks, questions)
-    p_top, p_second = looks.vote_bounds(counts, torch.zeros(len(counts), dtype=torch.int64), n_drawn)
-    assert len(n_drawn.unique()) > 2  # repetitions do stop at different looks
+    counts = _stopped(_hits(votes_BK, looks, seed=0), looks, _questions(true, 0.3))
+    p_top, p_second = looks.vote_bounds(counts, torch.zeros(len(counts), dtype=torch.int64))
+    assert len(counts.sum(dim=1).unique()) > 2  # repetitions do stop at different looks
     allowed = len(counts) * (1 - confidence) + 6 * (len(counts) * (1 - confidence) * confidence) ** 0.5
     assert int(((p_top > votes[0]) | (p_second < votes[1])).sum()) <= allowed
     assert int((smoothed_margin(p_top, p_second, 0.3) > true).sum()) <= allowed
@@ -75,25 +69,22 @@ def test_early_stops_change_no_decision_beyond_confidence() -> None:
     votes = torch.linspace(0.5, 0.99, CLASSIFIERS, dtype=torch.float64)
     looks = Looks.of(1600, 0.99)
     counts = _hits(torch.stack([votes, 0.8 * (1 - votes)], dim=1), looks, seed=2)
-    stopped, n_drawn = _stopped(counts, looks, _questions(0.5, [0.5]))
-    first = torch.zeros(CLASSIFIERS, dtype=torch.int64)
-    early = smoothed_margin(*looks.vote_bounds(stopped, first, n_drawn), 0.5) > 0.5
-    last = Looks.one(1600, 0.99)
-    full = smoothed_margin(*last.vote_bounds(counts[-1], first, torch.full_like(first, 1600)), 0.5) > 0.5
-    assert int((n_drawn < 1600).sum()) > CLASSIFIERS / 2
+    stopped, first = _stopped(counts, looks, _questions(0.5, 0.5)), torch.zeros(CLASSIFIERS, dtype=torch.int64)
+    early = smoothed_margin(*looks.vote_bounds(stopped, first), 0.5) > 0.5
+    full = smoothed_margin(*Looks.of(1600, 0.99, first=1600).vote_bounds(counts[-1], first), 0.5) > 0.5
+    assert int((stopped.sum(dim=1) < 1600).sum()) > CLASSIFIERS / 2
     assert int((early & ~full).sum()) <= 5
     assert int((full & ~early).sum()) <= 5
 
 
 def test_an_image_out_of_reach_stops() -> None:
-    looks = Looks.of(1000, 0.999)
-    far = _questions(0.9999, [0.0])  # not even 1,000 hits of 1,000 lead there
-    assert looks.decided(torch.tensor([100]), torch.tensor([0]), 100, 3, far).tolist() == [True]
+    far = _questions(0.9999, 0.0)  # not even 1,000 hits of 1,000 lead there
+    assert Looks.of(1000, 0.999).decided(torch.tensor([[100, 0, 0]]), torch.tensor([0]), far).tolist() == [True]
 
 
 def test_a_rare_runner_up_gets_a_bound_of_its_own() -> None:
-    looks = Looks.one(1000, 0.999)
-    p_top, p_second = looks.vote_bounds(torch.tensor([[700, 150, 150]]), torch.tensor([0]), torch.tensor([1000]))
+    looks = Looks.of(1000, 0.999, first=1000)
+    p_top, p_second = looks.vote_bounds(torch.tensor([[700, 150, 150]]), torch.tensor([0]))
     assert float(p_second) < 0.21
     assert float(1 - p_top) > 0.3
 

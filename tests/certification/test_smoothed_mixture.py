@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import mixednuts_dist as mn
-from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
-from mixednuts_dist.certification.smoothing import ABSTAINS, SmoothingPlan
+from mixednuts_dist.certification.smoothing import ABSTAINS, ROB_ALONE, SmoothedAnswers, SmoothingPlan, Votes
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.deployment.loading import load_smoothed
 from mixednuts_dist.distributed.debug import DebugExecutor
@@ -119,9 +119,7 @@ def test_a_certified_std_is_used_up_to_its_own_radius() -> None:
 def test_predicted_counts_abstentions_as_errors() -> None:
     counts = torch.tensor([[990, 10], [520, 480], [480, 520], [10, 990]], dtype=torch.int32)
     plan = SmoothingPlan(0.25, 1000, 0.999, 100, (1.0,), (0.1,), stop_when_decided=False)
-    answers = SmoothedAnswers(
-        plan, torch.zeros(4, dtype=torch.int64), None, counts // 10, counts, torch.full((4,), 1000)
-    )
+    answers = SmoothedAnswers(plan, torch.zeros(4, dtype=torch.int64), None, Votes(counts // 10, counts))
     assert answers.clean(ROB_ALONE).tolist() == [True, True, False, False]
     assert answers.predicted(ROB_ALONE).tolist() == [True, False, False, False]
 
@@ -146,20 +144,18 @@ def test_std_decides_where_its_share_outweighs_the_votes() -> None:
     assert model.certify(x, n=1000).classes.tolist() == [ABSTAINS]
 
 
-def test_what_it_cannot_do_is_refused(digits: tuple[Tensor, Tensor]) -> None:
-    x, _ = digits
-    for alpha in (0.5, 0.3):
-        with pytest.raises(InvalidInputError, match="standard classifier alone decides"):
-            smoothed(alpha)
-    with pytest.raises(InvalidInputError, match="sigma=0"):
-        smoothed(sigma=0)
-    with pytest.raises(InvalidInputError, match="confidence=1"):
-        smoothed(confidence=1)
-    with pytest.raises(InvalidInputError, match="n=0"):
-        smoothed().certify(x, n=0)
-    with pytest.raises(InvalidInputError, match=r"in \[0, 1\]"):
-        smoothed().predict(x * 255)
-    with pytest.raises(InvalidInputError, match="sample_ids"):
-        smoothed().certify(x, sample_ids=[1])
-    with pytest.raises(InvalidInputError, match="Give one per image"):
-        smoothed().certify(x, n=20, std_radius_B=torch.tensor([0.1]))
+@pytest.mark.parametrize(
+    ("settings", "keys", "message"),
+    [
+        ({"alpha": 0.5}, {}, "standard classifier alone decides"),
+        ({"sigma": 0}, {}, "sigma=0"),
+        ({"confidence": 1}, {}, "confidence=1"),
+        ({}, {"n": 0}, "n=0"),
+        ({}, {"x_BCHW": torch.full((1, 1, 8, 8), 255.0)}, r"in \[0, 1\]"),
+        ({}, {"sample_ids": [1]}, "sample_ids"),
+        ({}, {"n": 20, "std_radius_B": torch.tensor([0.1])}, "Give one per image"),
+    ],
+)
+def test_bad_arguments_are_errors(settings: dict[str, float], keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        smoothed(**settings).certify(**{"x_BCHW": torch.zeros(2, 1, 8, 8), **keys})

@@ -45,20 +45,23 @@ class Batches:
 
 
 def votes_of(
-    network: nn.Module, images: Tensor, ids: Sequence[int], plan: SmoothingPlan = PLAN, *, seed: int = 0
+    network: nn.Module,
+    images: Tensor,
+    ids: Sequence[int] = range(12),
+    plan: SmoothingPlan = PLAN,
+    labels: Tensor | None = None,
 ) -> tuple[Votes, Batches]:
     batches, chosen = Batches(network), images[list(ids)]
-    votes = smoothed_votes(
-        batches, chosen, _labels(network, chosen), plan, n_classes=N_CLASSES, sample_ids=ids, seed=seed, rows=ROWS,
-    )  # fmt: skip
+    labels = _labels(network, chosen) if labels is None else labels
+    votes = smoothed_votes(batches, chosen, labels, plan, n_classes=N_CLASSES, sample_ids=ids, seed=0, rows=ROWS)
     return votes, batches
 
 
 def test_an_images_votes_do_not_depend_on_its_company(network: nn.Module, images: Tensor) -> None:
-    everyone, _ = votes_of(network, images, range(12))
+    everyone, _ = votes_of(network, images)
     alone, _ = votes_of(network, images, [7])
     turned, _ = votes_of(network, images, list(reversed(range(12))))
-    for name in ("chosen_counts_BK", "counts_BK", "n_drawn_B"):
+    for name in ("chosen_counts_BK", "counts_BK"):
         assert torch.equal(getattr(everyone, name)[7:8], getattr(alone, name)), name
         assert torch.equal(getattr(everyone, name), getattr(turned, name).flip(0)), name
 
@@ -80,16 +83,17 @@ def test_the_noise_is_normal_and_not_clamped(images: Tensor) -> None:
 
 
 def test_every_batch_but_the_last_of_a_look_is_full(network: nn.Module, images: Tensor) -> None:
-    votes, batches = votes_of(network, images, range(12))
-    assert set(votes.n_drawn_B.tolist()) - {800}, "some images stop early, so that batches mix images"
+    votes, batches = votes_of(network, images)
+    n_drawn_B = votes.counts_BK.sum(dim=1)
+    assert set(n_drawn_B.tolist()) - {800}, "some images stop early, so that batches mix images"
     assert sum(size < ROWS for size in batches.sizes) <= len(PLAN.looks.at)
-    assert sum(batches.sizes) == votes.n_forward == int(votes.n_drawn_B.sum()) + 12 * PLAN.n_choose
+    assert sum(batches.sizes) == votes.n_forward == int(n_drawn_B.sum()) + 12 * PLAN.n_choose
 
 
 def test_early_stop_counts_a_prefix_of_all_draws(network: nn.Module, images: Tensor) -> None:
-    early, _ = votes_of(network, images, range(12))
-    full, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
-    assert full.n_drawn_B.tolist() == full.counts_BK.sum(dim=1).tolist() == [800] * 12
+    early, _ = votes_of(network, images)
+    full, _ = votes_of(network, images, plan=replace(PLAN, stop_when_decided=False))
+    assert full.counts_BK.sum(dim=1).tolist() == [800] * 12
     assert full.chosen_counts_BK.sum(dim=1).tolist() == [40] * 12
     assert torch.equal(early.chosen_counts_BK, full.chosen_counts_BK)
     assert bool((early.counts_BK <= full.counts_BK).all())
@@ -97,9 +101,7 @@ def test_early_stop_counts_a_prefix_of_all_draws(network: nn.Module, images: Ten
 
 def test_image_with_a_wrong_class_stops_at_once(network: nn.Module, images: Tensor) -> None:
     wrong = (_labels(network, images) + 1) % N_CLASSES
-    votes = smoothed_votes(
-        Batches(network), images, wrong, PLAN, n_classes=N_CLASSES, sample_ids=range(12), seed=0, rows=ROWS
-    )
+    votes, _ = votes_of(network, images, labels=wrong)
     missed = votes.classes != wrong
     assert missed.any()
-    assert votes.n_drawn_B[missed].tolist() == [PLAN.looks.at[0]] * int(missed.sum())
+    assert votes.counts_BK[missed].sum(dim=1).tolist() == [PLAN.looks.at[0]] * int(missed.sum())

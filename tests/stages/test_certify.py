@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.certification.answers import ROB_ALONE
+from mixednuts_dist.certification.smoothing import ROB_ALONE
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import ConfigError, InvalidInputError
