@@ -92,23 +92,22 @@ class MixedClassifier(nn.Module):
         """Return f_mix from the raw logits of the base classifiers."""
         return self.mixture.log_probs(std_logits_BK, rob_logits_BK).to(rob_logits_BK.dtype)
 
+    def surrogate_of(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """Return f_aux from the raw logits of the base classifiers."""
+        return self.mixture.log_surrogate_probs(std_logits_BK, rob_logits_BK).to(rob_logits_BK.dtype)
+
     def surrogate_logits(self, x_BCHW: Tensor) -> Tensor:
         """Return f_aux (paper, appendix B.2), (B, K): differentiable through `std`, `rob` and the transformation."""
         return self.surrogate_of(self.std(x_BCHW), self.rob(x_BCHW))
-
-    def forward_with_surrogate(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f_aux with a gradient and f_mix without one, from one pass of each base classifier."""
-        std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
-        with torch.no_grad():
-            mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
-        return self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK
 
     def bypass(self, x_BCHW: Tensor) -> Tensor:
         """Return exactly the values of f_mix with the gradient of f_aux, for attacks that use a single output."""
         if not torch.is_grad_enabled():
             return self.forward(x_BCHW)
-        surrogate_BK, mixed_BK = self.forward_with_surrogate(x_BCHW)
-        bypassed: Tensor = _StraightThrough.apply(surrogate_BK, mixed_BK)
+        std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
+        with torch.no_grad():
+            mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
+        bypassed: Tensor = _StraightThrough.apply(self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK)
         return bypassed
 
     def as_bypass(self) -> "BypassClassifier":
@@ -122,13 +121,8 @@ class MixedClassifier(nn.Module):
         return classes_B
 
     def extra_repr(self) -> str:
-        return ", ".join(
-            f"{name}={value!r}" for name, value in {"transform": self.transform, **self.mixture.weights()}.items()
-        )
-
-    def surrogate_of(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """Return f_aux from the raw logits of the base classifiers."""
-        return self.mixture.log_surrogate_probs(std_logits_BK, rob_logits_BK).to(rob_logits_BK.dtype)
+        settings = {"transform": self.transform, **self.mixture.weights()}
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
 class BypassClassifier(nn.Module):

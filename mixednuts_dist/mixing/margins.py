@@ -24,7 +24,7 @@ def signed_margin(probs_BK: Tensor, labels_B: Tensor) -> Tensor:
     >>> signed_margin(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1])).tolist()
     [-0.25]
     """
-    _require_classes(probs_BK)
+    _require_classes("probs", probs_BK)
     return _at(probs_BK, labels_B) - _without(probs_BK, labels_B).amax(dim=1)
 
 
@@ -34,7 +34,7 @@ def top2_margin(probs_BK: Tensor) -> Tensor:
     >>> top2_margin(torch.tensor([[0.5, 0.25, 0.25]])).tolist()
     [0.25]
     """
-    _require_classes(probs_BK)
+    _require_classes("probs", probs_BK)
     top_B2 = probs_BK.topk(2, dim=1).values
     return top_B2[:, 0] - top_B2[:, 1]
 
@@ -44,29 +44,28 @@ def log_one_minus_signed_margin(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
     The result is in (-inf, log 2]. It is 0 if y ties with its best rival, and positive if the image is broken.
     """
-    _require_classes(logits_BK)
-    logits_BK = logits_BK.double()
-    others_BK = _without(logits_BK, labels_B)
-    best_B = others_BK.amax(dim=1)
-    rest_B = (others_BK - best_B[:, None]).exp().sum(dim=1)
-    return log_one_minus_gap_from_parts(rest_B, _at(logits_BK, labels_B) - best_B, torch.zeros_like(best_B))
+    return _log_one_minus_lead(logits_BK, labels_B, None)
 
 
 def log_one_minus_top2_margin(logits_BK: Tensor) -> Tensor:
     """Return `log(1 - top2_margin(softmax(logits)))`, (B,), float64, in (-inf, 0], without cancellation."""
-    _require_classes(logits_BK)
     return log_one_minus_signed_margin(logits_BK, logits_BK.argmax(dim=1))
 
 
 def log_one_minus_gap(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) -> Tensor:
     """Return `log(1 - (p_winner - p_rival))`, (B,), float64; exactly 0 if winner and rival are the same class."""
-    _require_classes(logits_BK)
+    return torch.where(winners_B == rivals_B, 0.0, _log_one_minus_lead(logits_BK, winners_B, rivals_B))
+
+
+def _log_one_minus_lead(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor | None) -> Tensor:
+    """Return `log(1 - (p_winner - p_rival))`; by default the rival is the best class except the winner."""
+    _require_classes("logits", logits_BK)
     logits_BK = logits_BK.double()
     others_BK = _without(logits_BK, winners_B)
     best_B = others_BK.amax(dim=1)
     rest_B = (others_BK - best_B[:, None]).exp().sum(dim=1)
-    lead_B, behind_B = (_at(logits_BK, index_B) - best_B for index_B in (winners_B, rivals_B))
-    return torch.where(winners_B == rivals_B, 0.0, log_one_minus_gap_from_parts(rest_B, lead_B, behind_B))
+    behind_B = torch.zeros_like(best_B) if rivals_B is None else _at(logits_BK, rivals_B) - best_B
+    return log_one_minus_gap_from_parts(rest_B, _at(logits_BK, winners_B) - best_B, behind_B)
 
 
 def log_one_minus_gap_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
@@ -96,19 +95,16 @@ def _without(values_BK: Tensor, index_B: Tensor) -> Tensor:
     return values_BK.scatter(1, index_B[:, None], -torch.inf)
 
 
-def _require_classes(values_BK: Tensor) -> None:
+def _require_classes(name: str, values_BK: Tensor) -> None:
     if values_BK.ndim != 2 or values_BK.shape[1] < 2:
         raise InvalidInputError(
-            f"a margin needs scores of shape (images, classes) with at least 2 classes, got {tuple(values_BK.shape)}"
+            f"{name} must have the shape (images, classes) with at least 2 classes, got {tuple(values_BK.shape)}"
         )
 
 
 def require_logits(name: str, logits_BK: Tensor) -> None:
     """Raise InvalidInputError unless `logits_BK` is a finite table of at least 2 classes."""
-    if logits_BK.ndim != 2 or logits_BK.shape[1] < 2:
-        raise InvalidInputError(
-            f"{name} must have the shape (images, classes) with at least 2 classes, got {tuple(logits_BK.shape)}"
-        )
+    _require_classes(name, logits_BK)
     if math.isfinite(logits_BK.sum(dtype=torch.float64)):
         return
     bad_B = ~torch.isfinite(logits_BK).all(dim=1)

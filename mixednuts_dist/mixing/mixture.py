@@ -67,25 +67,30 @@ class Mixture:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transform"}
 
     def log_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """Return f_mix, the logs of the mixed probabilities, from raw logits; float64, always finite."""
-        return log_mixture(
-            tempered_log_probs(std_logits_BK.double(), self.temperature),
-            self.transform(rob_logits_BK.double()).log_softmax(dim=1),
-            alpha=self.alpha,
-            one_minus_alpha=self.one_minus_alpha,
-            std_is_one_hot=self.temperature == 0,
+        """Return f_mix, the logs of the mixed probabilities, from raw logits; float64, always finite.
+
+        If alpha = 0 and `std` is one-hot, all classes but one would have probability 0. The probabilities of `rob` then
+        get the weight 1e-300, so that the logs are finite and ordered.
+        """
+        log_alpha, log_rest = (
+            math.log(weight) if weight > 0 else -math.inf for weight in (self.alpha, self.one_minus_alpha)
         )
+        if self.temperature == 0:
+            log_alpha = max(log_alpha, _LOG_FLOOR)
+        std_BK = tempered_log_probs(std_logits_BK.double(), self.temperature)
+        rob_BK = self.transform(rob_logits_BK.double()).log_softmax(dim=1)
+        return torch.logaddexp(std_BK + log_rest, rob_BK + log_alpha)
 
     def log_surrogate_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """Return f_aux from the raw logits of the base classifiers, float64, (B, K)."""
-        rob_float64_BK = rob_logits_BK.double()
-        return log_surrogate(
-            std_logits_BK.double(),
-            rob_float64_BK,
-            self.transform(rob_float64_BK),
-            alpha_d=self.surrogate_alpha,
-            r_d=self.rd,
-        )
+        """Return f_aux from the raw logits of the base classifiers, float64, (B, K).
+
+        f_aux = `log((1 - a_d) softmax(std) + a_d r_d softmax(rob) + a_d (1 - r_d) softmax(M(rob)))`.
+        """
+        alpha_d, rob_BK = self.surrogate_alpha, rob_logits_BK.double()
+        weights = (1 - alpha_d, alpha_d * self.rd, alpha_d * (1 - self.rd))
+        logits = (std_logits_BK.double(), rob_BK, self.transform(rob_BK))
+        parts = [z_BK.log_softmax(dim=1) + math.log(w) for w, z_BK in zip(weights, logits, strict=True) if w > 0]
+        return torch.stack(parts).logsumexp(dim=0)
 
     def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
         """Return the predicted classes, (B,), from the raw logits of the base classifiers.
@@ -97,44 +102,12 @@ class Mixture:
         return self.log_probs(std_logits_BK, rob_logits_BK).argmax(dim=1)
 
 
-def log_or_minus_inf(weight: float) -> float:
-    """Return `log(weight)`, -inf for 0."""
-    return math.log(weight) if weight > 0 else -math.inf
-
-
 def tempered_log_probs(logits_BK: Tensor, temperature: float) -> Tensor:
     """Return `log softmax(logits / T)`; for T = 0, return 0 at the predicted class and -inf at all others."""
     if temperature > 0:
         return (logits_BK / temperature).log_softmax(dim=1)
     one_hot_BK = torch.full_like(logits_BK, -torch.inf)
     return one_hot_BK.scatter(1, logits_BK.argmax(dim=1, keepdim=True), 0.0)
-
-
-def log_mixture(
-    std_log_probs_BK: Tensor, rob_log_probs_BK: Tensor, *, alpha: float, one_minus_alpha: float, std_is_one_hot: bool
-) -> Tensor:
-    """Return `log((1 - alpha) p_std + alpha p_rob)`, (B, K), finite for finite logits.
-
-    If alpha = 0 and `std` is one-hot, all classes but one would have probability 0. The probabilities of `rob` then get
-    the weight 1e-300, so that the logs are finite and ordered.
-    """
-    log_alpha = log_or_minus_inf(alpha)
-    if std_is_one_hot:
-        log_alpha = max(log_alpha, _LOG_FLOOR)
-    std_part_BK = std_log_probs_BK + log_or_minus_inf(one_minus_alpha)
-    return torch.logaddexp(std_part_BK, rob_log_probs_BK + log_alpha)
-
-
-def log_surrogate(
-    std_logits_BK: Tensor, rob_logits_BK: Tensor, mapped_logits_BK: Tensor, *, alpha_d: float, r_d: float
-) -> Tensor:
-    """Return f_aux = `log((1 - a_d) softmax(std) + a_d r_d softmax(rob) + a_d (1 - r_d) softmax(M(rob)))`, (B, K)."""
-    weights = (1 - alpha_d, alpha_d * r_d, alpha_d * (1 - r_d))
-    logits = (std_logits_BK, rob_logits_BK, mapped_logits_BK)
-    parts = [
-        z_BK.log_softmax(dim=1) + math.log(weight) for weight, z_BK in zip(weights, logits, strict=True) if weight > 0
-    ]
-    return torch.stack(parts).logsumexp(dim=0)
 
 
 def mixed_classes(rob_logits_BK: Tensor, std_pred_B: Tensor, mixture: Mixture) -> Tensor:

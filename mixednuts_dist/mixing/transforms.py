@@ -6,7 +6,6 @@ Shapes: B images, K classes.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ def layer_norm_logits(logits_BK: Tensor, ln_k: int | None = None) -> Tensor:
     Raises:
         InvalidInputError: for fewer than 2 classes, or `ln_k` outside [2, K].
     """
-    return _in_float64(lambda z_BK: _layer_norm(z_BK, ln_k), logits_BK)
+    return _layer_norm(logits_BK.double(), ln_k).to(logits_BK.dtype)
 
 
 def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
@@ -71,7 +70,7 @@ class LogitMap(nn.Module):
 
     def forward(self, logits_BK: Tensor) -> Tensor:
         """Return mapped logits in the dtype of `logits_BK`."""
-        return _in_float64(self.map_float64, logits_BK)
+        return self.map_float64(logits_BK.double()).to(logits_BK.dtype)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
@@ -168,9 +167,3 @@ def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:
     width = resolve_ln_k(ln_k, z_BK.shape[1])
     mean_B1, deviation_B1 = norm_statistics(z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values)
     return (z_BK - mean_B1) / deviation_B1
-
-
-def _in_float64(mapping: Callable[[Tensor], Tensor], logits_BK: Tensor) -> Tensor:
-    if logits_BK.device.type == "mps":  # has no float64
-        return mapping(logits_BK.cpu().double()).to(logits_BK.dtype).to(logits_BK.device)
-    return mapping(logits_BK.double()).to(logits_BK.dtype)

@@ -1,10 +1,9 @@
-"""The logit maps: LayerNorm's laws, the clamps against torch's own, finite gradients, dtypes, errors."""
+"""The logit maps: LayerNorm's laws, the clamps against 50 digits, finite gradients, dtypes, errors."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mixednuts_dist.config.register import CLAMPS as REGISTER
@@ -20,7 +19,6 @@ from mixednuts_dist.mixing.transforms import (
 from tests.helpers import reference
 
 CLAMPS = REGISTER.names()
-TORCH_CLAMPS = {"gelu": F.gelu, "relu": F.relu, "elu": F.elu, "softplus": F.softplus, "linear": lambda u: u}
 
 
 def logits(n: int = 6, n_classes: int = 10, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -48,12 +46,6 @@ def test_layer_norm_uses_the_top_250_by_default(n_classes: int) -> None:
 
 def test_equal_logits_become_zeros() -> None:
     assert layer_norm_logits(torch.full((2, 5), 7.0)).abs().max() == 0
-
-
-@pytest.mark.parametrize("clamp", CLAMPS)
-def test_clamps_are_torchs(clamp: Clamp) -> None:
-    u = torch.linspace(-9, 15, 400, dtype=torch.float64)
-    torch.testing.assert_close(clamp_logits(u, clamp), TORCH_CLAMPS[clamp](u), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("clamp", ["gelu", "softplus"])
