@@ -18,9 +18,9 @@ import torch
 from benchmarks import gpu_checks as checks
 from benchmarks import gpu_speed as speed
 from benchmarks.gpu_checks import Found, Place
+from benchmarks.gpu_networks import resnet18, wide_resnet
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.benchmarks.attack_benchmark import say
-from mixednuts_dist.benchmarks.attack_subjects import MODELS
 from mixednuts_dist.reports.table import Table
 
 Step = Callable[[Place], Found]
@@ -39,14 +39,14 @@ STEPS: dict[str, Step] = {
     "two workers on half a device": checks.two_workers,
 }
 RATES: dict[str, Step] = {
-    "rate of WRN-28-10": lambda at: speed.rate(at, MODELS["wrn-28-10"][0], 32),
-    "rate of WRN-70-16": lambda at: speed.rate(at, MODELS["wrn-70-16"][0], 32),
+    "rate of WRN-28-10": lambda at: speed.rate(at, lambda: wide_resnet(28, 10), 32),
+    "rate of WRN-70-16": lambda at: speed.rate(at, lambda: wide_resnet(70, 16), 32),
     "rate of ConvNeXtV2-L": lambda at: speed.rate(at, lambda: speed.timm_network("convnextv2_large"), 224),
     "rate of Swin-L": lambda at: speed.rate(at, lambda: speed.timm_network("swin_large_patch4_window7_224"), 224),
     "rate of BiT-R152x2": lambda at: speed.rate(at, lambda: speed.timm_network("resnetv2_152x2_bit"), 224),
 }
 ON_CPU_RATES: dict[str, Step] = {
-    "rate of ResNet-18": lambda at: speed.rate(at, MODELS["resnet-18"][0], 32),
+    "rate of ResNet-18": lambda at: speed.rate(at, resnet18, 32),
 }
 
 

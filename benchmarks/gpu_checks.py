@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gpu_networks import colored_noise, resnet18
 from mixednuts_dist.acceleration.batch_shape import BatchShape, repeated
 from mixednuts_dist.acceleration.gradient_copy import folded
 from mixednuts_dist.acceleration.precision import PrecisionChoice
@@ -20,8 +21,7 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, repeats_its_bits
 from mixednuts_dist.attacks.verification import Verifier
-from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET
-from mixednuts_dist.benchmarks.attack_subjects import MODELS, Subject, subject
+from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET, Subject, subject
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.gpus import keep_to_share, nvidia_driver
 from mixednuts_dist.mixing.classifier import MixedClassifier
@@ -65,10 +65,14 @@ class Place:
 
     @cached_property
     def attacked(self) -> Subject:
-        """A trained network and images that it classifies correctly."""
-        if self.on_card:
-            return subject("resnet-18", None, 512, self.device)
-        return subject("demo:rob", "digits", 24, self.device, 0.1)
+        """A trained network and images that it classifies correctly; on a GPU, noise that the network has labeled.
+
+        At its radius, about half of the images remain robust, as on robust classifiers at 8/255.
+        """
+        if not self.on_card:
+            return subject("demo:rob", "digits", 0.1, 24, self.device)
+        network, x = resnet18().eval().requires_grad_(False).to(self.device), colored_noise(512).to(self.device)
+        return Subject(network, x, network(x).argmax(dim=1), 0.75 / 255)
 
     @cached_property
     def mixed(self) -> MixedClassifier:
@@ -115,7 +119,7 @@ def flags(at: Place) -> Found:
 
 def folding(at: Place) -> Found:
     """Check that batch normalization can be folded into the convolutions."""
-    network = MODELS["resnet-18"][0]().eval().requires_grad_(False).to(at.device)
+    network = resnet18().eval().requires_grad_(False).to(at.device)
     x = made_up(16, (3, 32, 32), at)
     made = folded(network, x)
     with tf32_allowed(False), torch.no_grad():

@@ -111,10 +111,10 @@ def mix(
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # restored, because the worker sets its own
         progress = None
         if verbose:
-            from .cli.options import messages
+            from .cli.options import MESSAGES
             from .cli.terminal import TerminalProgress
 
-            progress = stack.enter_context(TerminalProgress(messages()))
+            progress = stack.enter_context(TerminalProgress(MESSAGES))
         config = parse_config({
             "name": "mix",
             "data": {"uri": GIVEN},

@@ -1,11 +1,12 @@
 """Compare standard AutoAttack here with pyautoattack's, on the same classifier, images, radius and budgets.
 
-With a GPU the default classifier is a WRN-70-16, otherwise a ResNet-18 on the CPU.
+Shapes: B images of C x H x W.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,27 +19,55 @@ from ..attacks.adaptive import autoattack
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.published import pyautoattack_images
 from ..attacks.result import AttackResult
+from ..classifiers.base_classifiers import load_classifier
+from ..classifiers.factories import DEMO_EPS
 from ..config.threat import ThreatModel
+from ..errors import InvalidInputError
+from ..images.datasets import open_dataset
 from ..mixing.classifier import MixedClassifier
-from .attack_subjects import subject
 
 PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)
 _WARM_UP = AttackBudget(2, 1, 1, border_restarts=0, joint_starts=0)
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A classifier, and images that it classifies correctly."""
+
+    network: nn.Module
+    x: Tensor  # (B, C, H, W)
+    y: Tensor  # (B,)
+    eps: float  # Linf
+
+
+def subject(model: str, data: str, eps: float, n_images: int, device: torch.device) -> Subject:
+    """Return the classifier of a URI, and the first `n_images` of its correct images among 2,000 of a dataset."""
+    network, dataset = load_classifier(model).to(device), open_dataset(data)
+    x, y = (values.to(device) for values in dataset.read(0, min(2000, len(dataset))))
+    right = torch.cat([network(part).argmax(dim=1) for part in torch.split(x, 100)]) == y
+    return Subject(network, x[right][:n_images], y[right][:n_images], eps)
+
+
 def run(
-    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 40
+    *, model: str = "demo:rob", data: str = "digits", eps: float | None = None, n_images: int = 40
 ) -> dict[str, Any]:
     """Attack the same images with both packages, report on stderr, and return the numbers.
 
     A `MixedClassifier` (the URI of a function that returns one) is attacked with its gradient bypass, and
     pyautoattack receives `as_bypass()`.
+
+    Raises:
+        InvalidInputError: for another classifier without `eps`.
+        MixedNutsError: for a classifier or dataset that cannot be opened.
     """
+    if eps is None and model != "demo:rob":
+        raise InvalidInputError(f"--model {model} needs the radius of its threat model. Add --eps")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    attacked = subject(model or ("wrn-70-16" if device.type == "cuda" else "resnet-18"), data, n_images, device, eps)
+    attacked = subject(model, data, eps or DEMO_EPS, n_images, device)
     where = torch.cuda.get_device_name() if attacked.x.is_cuda else f"CPU, {torch.get_num_threads()} threads"
-    say(f"{attacked.description}; {where}; standard AutoAttack")
     threat, rows = ThreatModel("Linf", attacked.eps), len(attacked.x)
+    described = f"{model}, {rows} images: {data}; {threat}"
+    say(f"{described}; {where}; standard AutoAttack")
 
     def theirs(budget: AttackBudget) -> Tensor:
         """Return the images on which pyautoattack leaves the classifier robust in full float32, (B,) bool."""
@@ -70,7 +99,7 @@ def run(
     }
     say(f"{here['speedup']:.2f}x as fast as pyautoattack; robust: {here['robust']}, pyautoattack {n_theirs}")
     return {
-        "subject": attacked.description,
+        "subject": described,
         "device": where,
         "here": here,
         "pyautoattack": {"seconds": their_seconds, "robust": n_theirs},

@@ -2,7 +2,7 @@
 
 import click
 
-from .options import write_examples
+from .options import examples_text
 from .setup import check, estimate, init, schema
 from .stage_commands import attack, evaluate, report, run, search
 from .status import status
@@ -18,14 +18,15 @@ SECTIONS = {
     "Reference": (schema, benchmark),
 }
 REPLACED = {
-    "fetch": "check CONFIG --fetch",
-    "describe": "estimate CONFIG --sizes",
-    "open": "report RUN --open",
-    "verify": "status RUN --verify",
-    "runs": "status STORAGE",
-    "judge": "evaluate CONFIG --adv-images FILE",
-    "list": "schema --names",
-    **{stage: f"run CONFIG --only {stage}" for stage in ("certify", "individual", "corruptions")},
+    "fetch": "mixednuts check CONFIG --fetch",
+    "describe": "mixednuts estimate CONFIG --sizes",
+    "open": "mixednuts report RUN --open",
+    "verify": "mixednuts status RUN --verify",
+    "runs": "mixednuts status STORAGE",
+    "judge": "mixednuts evaluate CONFIG --adv-images FILE",
+    "list": "mixednuts schema --names",
+    "serve": "python examples/serve.py RUN",
+    **{stage: f"mixednuts run CONFIG --only {stage}" for stage in ("certify", "individual", "corruptions")},
 }
 
 
@@ -36,9 +37,7 @@ class _Sections(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] in REPLACED:
-            raise click.UsageError(f"`{args[0]}` was replaced. Run: mixednuts {REPLACED[args[0]]}", ctx)
-        if args[0] == "serve":
-            raise click.UsageError("`serve` was removed. Adapt examples/serve.py, which uses Ray Serve", ctx)
+            raise click.UsageError(f"`{args[0]}` was replaced. Run: {REPLACED[args[0]]}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -48,11 +47,12 @@ class _Sections(click.Group):
                 rows = [(f"{command.name:<{width}}", command.get_short_help_str(80)) for command in commands]
                 formatter.write_dl(rows)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        write_examples(formatter, [], ("init mine.yaml", "check mine.yaml", "run jobs/configs/digits.yaml --local"))
 
-
-@click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Sections,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples_text(("init mine.yaml", "check mine.yaml", "run jobs/configs/digits.yaml --local")),
+)
 @click.version_option(package_name="mixednuts-dist")
 def main() -> None:
     """Mix an accurate and a robust classifier without training, or attack one classifier with AutoAttack."""

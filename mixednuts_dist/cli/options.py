@@ -1,6 +1,5 @@
 """Options, error messages and signal handling of all commands, and the context in which a command was called."""
 
-import difflib
 import functools
 import json
 import logging
@@ -11,16 +10,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.highlighter import NullHighlighter
 
+from ..config.register import did_you_mean
 from ..config.run_config import RunConfig, load_config
 from ..config.uris import needs_trust
 from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable, redacted
@@ -46,13 +45,8 @@ def _remember(context: click.Context, option: click.Parameter, value: Any) -> No
     context.meta[f"mixednuts.{option.name}"] = value
 
 
-config_argument = click.argument("config", type=click.Path(dir_okay=False))
-run_argument = click.argument("run")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key of CONFIG. Repeatable."
-)
-address_option = click.option(
-    "--address", help="Connect to this Ray cluster. Default: RAY_ADDRESS, or a local Ray instance."
 )
 local_option = click.option("--local", is_flag=True, help="Use worker processes on this machine, without Ray.")
 trust_option = click.option(
@@ -61,7 +55,6 @@ trust_option = click.option(
     help="Use the Python code, services, and files that RUN references. Review them first.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-_verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_remember, help="Show the log.")
 log_format_option = click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -70,83 +63,113 @@ log_format_option = click.option(
     callback=_remember,
     help="Write progress and log as text or as JSON lines.",
 )
+_address_option = click.option(
+    "--address", help="Connect to this Ray cluster. Default: RAY_ADDRESS, or a local Ray instance."
+)
+_verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, expose_value=False, callback=_remember, help="Show the log."
+)
 
 
-def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `-v` and `--log-format`, which `reported` reads."""
-    return _verbose(log_format_option(command))
+def worker_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --address and --local to a command on CONFIG."""
+    return _address_option(local_option(function))
+
+
+def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add -v and --log-format to a command."""
+    return _verbose_option(log_format_option(function))
 
 
 class Command(click.Command):
-    """A command whose help explains its arguments and shows examples.
+    """A command that reports errors and signals in one line, and whose help explains its arguments.
 
     Args:
         examples: command lines without `mixednuts`; a test parses each of them.
+        interrupted: the message after a signal.
     """
 
-    def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, examples: tuple[str, ...] = (), interrupted: str = INTERRUPTED, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self.examples = examples
+        self.examples, self.interrupted = examples, interrupted
+        takes = [each for each in self.params if isinstance(each, click.Argument)]
+        names = " ".join(str(each.metavar or each.name).upper() for each in takes)
+        about = " ".join(text for name, text in _ABOUT.items() if name in names)
+        self.epilog = f"{about}\n\n{examples_text(examples)}"
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        names = " ".join(
-            str(each.metavar or each.name).upper() for each in self.params if each.param_type_name != "option"
-        )
-        write_examples(formatter, [text for name, text in _ABOUT.items() if name in names], self.examples)
-
-
-def write_examples(formatter: click.HelpFormatter, about: list[str], commands: tuple[str, ...]) -> None:
-    """Write the end of a help text, which explains the arguments and lists commands to copy."""
-    formatter.write_paragraph()
-    if about:
-        formatter.write_text(" ".join(about))
-        formatter.write_paragraph()
-    formatter.write("Examples:\n")
-    for command in commands:
-        formatter.write(f"  mixednuts {command}\n")
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with reported(self.interrupted):
+            return super().invoke(ctx)
 
 
-def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return `click.command` with examples."""
-    return click.command(name, cls=Command, examples=examples)
+def examples_text(commands: tuple[str, ...]) -> str:
+    """Return the end of a help text, which lists commands to copy."""
+    return "\n".join(["\b", "Examples:", *(f"  mixednuts {command}" for command in commands)])
 
 
-def typed(
-    command: str, source: str, overrides: tuple[str, ...] = (), *, local: bool = False, address: str | None = None,
-    trust: bool = False,
-) -> str:  # fmt: skip
-    """Return the command line of a command, with the options of the current one.
-
-    >>> typed("run", "my runs.yaml", ("data.n=8",), local=True)
-    "mixednuts run 'my runs.yaml' --set data.n=8 --local"
-    """
-    sets = (part for override in overrides for part in ("--set", override))
-    to = ("--address", address) if address else ()
-    return shlex.join(
-        ["mixednuts", *command.split(), source, *sets, *["--local"] * local, *to, *["--trust-code"] * trust]
-    )
+def command(*examples: str, interrupted: str = INTERRUPTED) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return `click.command` with examples and the message after a signal."""
+    return click.command(cls=Command, examples=examples, interrupted=interrupted)
 
 
-def messages() -> Console:
-    """Return the console for all output except results; it writes one line per message to stderr, without markup."""
-    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+# The console for all output except results; it writes one line per message to stderr, without markup.
+MESSAGES = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """The configuration of a command, and the arguments with which the command was called."""
+    """The arguments with which a command was called, and the configuration that they name."""
 
-    config: RunConfig
-    console: Console
+    source: str
+    overrides: tuple[str, ...] = ()
     address: str | None = None
     local: bool = False
     trust: bool = False
-    source: str = ""
-    overrides: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def config(self) -> RunConfig:
+        """The configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run.
+
+        Raises:
+            MixedNutsError: as in `config`, and if RUN holds no run or its folder was renamed.
+        """
+        if not is_folder(self.source):
+            return load_config(self.source, (*self.overrides, *["compute.executor=local"] * self.local))
+        if self.overrides:
+            raise ConfigError(
+                f"{self.source}: the configuration of a run cannot be changed. Drop {' and '.join(self.overrides)}, or "
+                "pass a configuration file"
+            )
+        from ..stages.runs import stored_run
+
+        opened = stored_run(run_folder(self.source), trusted=self.trust)
+        found, uri = opened.config, opened.store.uri.rstrip("/")
+        place = f"/{found.place()}"
+        if not uri.endswith(place):
+            raise ConfigError(
+                f"{self.source} contains run {found.run_id()}, but its address does not end in {place}. Move it there, "
+                "or pass the configuration file"
+            )
+        compute = {"compute": found.compute.with_changes(executor="local")} if self.local else {}
+        return found.with_changes(storage=uri.removesuffix(place) or "/", **compute)
+
+    def setting(self, key: str, value: str | None) -> "Invocation":
+        """Return the invocation with a key of the configuration set, unless `value` is None."""
+        return self if value is None else replace(self, overrides=(*self.overrides, f"{key}={value}"))
 
     def typed(self, command: str) -> str:
-        """Return the command line of another command on the same configuration."""
-        return typed(command, self.source, self.overrides, local=self.local, address=self.address, trust=self.trust)
+        """Return the command line of another command on the same configuration.
+
+        >>> Invocation("my runs.yaml", ("data.n=8",), local=True).typed("run")
+        "mixednuts run 'my runs.yaml' --set data.n=8 --local"
+        """
+        sets = (part for override in self.overrides for part in ("--set", override))
+        to = ("--address", self.address) if self.address else ()
+        options = [*sets, *["--local"] * self.local, *to, *["--trust-code"] * self.trust]
+        return shlex.join(["mixednuts", *command.split(), self.source, *options])
 
     def require_inputs(self) -> None:
         """Check that everything that the configuration names exists, then print the run id.
@@ -165,7 +188,7 @@ class Invocation:
         if log_is_json():
             logger.info(line, extra={"run": config.run_id()})
         else:
-            self.console.print(line)
+            MESSAGES.print(line)
 
     def on_workers(self, work: Callable[..., Any], prints: Console | None = None) -> Any:
         """Call `work` with a progress display and an executor that starts when it is first needed.
@@ -181,7 +204,7 @@ class Invocation:
         with (
             _stdout_on_stderr() as stdout,
             make_executor(self.config.compute.executor, self.address) as executor,
-            shown(self.console) as progress,
+            shown(MESSAGES) as progress,
         ):
             if prints is not None:
                 prints.file = stdout
@@ -190,13 +213,39 @@ class Invocation:
             return work(executor=executor, progress=progress)
 
 
+def on_config(function: Callable[..., None]) -> Callable[..., None]:
+    """Add CONFIG and --set to a command; the function receives an `Invocation` and its other options.
+
+    Libraries that take seconds to load are imported inside the function, after the configuration has been checked.
+    """
+    return _on_config(function, "CONFIG")
+
+
+def on_config_or_run(function: Callable[..., None]) -> Callable[..., None]:
+    """Add CONFIG|RUN, --set and --trust-code to a command, as `on_config` does."""
+    return _on_config(trust_option(function), "CONFIG|RUN")
+
+
+def _on_config(function: Callable[..., None], takes: str) -> Callable[..., None]:
+    @click.argument("config", metavar=takes)
+    @set_option
+    @functools.wraps(function)
+    def invoked(
+        config: str, overrides: tuple[str, ...], trust_code: bool = False, address: str | None = None,
+        local: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        if local and address:
+            raise click.UsageError("--local does not use a Ray cluster; drop --address")
+        if is_folder(config) and "RUN" not in takes:
+            raise ConfigError(f"{config} is a run, not a configuration file. Run: mixednuts run {config}")
+        function(Invocation(config, overrides, address, local, trust_code), **options)
+
+    return invoked
+
+
 @contextmanager
 def _stdout_on_stderr() -> Iterator[IO[str]]:
     """Redirect Python's stdout and file descriptor 1 to stderr, and yield a file that still writes to stdout."""
-    if sys.stdout is None:  # stdout is closed, and descriptor 1 may belong to another file
-        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-            yield nowhere
-        return
     python = sys.stdout
     python.flush()
     kept = os.dup(1)
@@ -209,128 +258,25 @@ def _stdout_on_stderr() -> Iterator[IO[str]]:
         os.close(kept)
 
 
-def run_command(
-    *examples: str,
-    runs: bool = False,
-    workers: bool = True,
-    logs: bool = True,
-    as_json: bool = False,
-    interrupted: str = RESUMES,
-    before: Callable[[Any], Any] | None = None,
-    sets: Mapping[str, str] | None = None,
-) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that turns a function into a command on CONFIG.
-
-    The function receives an `Invocation` and its other options. The configuration is checked first, which takes a
-    fraction of a second. Libraries that take seconds to load are imported inside the function.
-
-    Args:
-        examples: command lines for the help.
-        runs: whether the command also accepts RUN, and --trust-code.
-        workers: whether the command accepts --address and --local.
-        logs: whether the command accepts -v and --log-format.
-        as_json: whether the command accepts --json.
-        interrupted: the message after a signal.
-        before: an argument before CONFIG.
-        sets: options that set a key of the configuration, option -> key.
-    """
-
-    def make(function: Callable[..., None]) -> click.Command:
-        @functools.wraps(function)
-        def run(
-            config: str, overrides: tuple[str, ...], trust_code: bool = False, address: str | None = None,
-            local: bool = False, **options: Any,
-        ) -> None:  # fmt: skip
-            if local and address:
-                raise click.UsageError("--local does not use a Ray cluster; drop --address")
-            with reported(interrupted) as console:
-                if not runs and is_run(config):
-                    raise ConfigError(f"{config} is a run, not a configuration file. Run: mixednuts run {config}")
-                given = ((key, options[option]) for option, key in (sets or {}).items())
-                overrides = (*overrides, *(f"{key}={value}" for key, value in given if value is not None))
-                loaded = config_of(config, overrides, trust=trust_code, local=local)
-                function(Invocation(loaded, console, address, local, trust_code, config, overrides), **options)
-
-        added: list[Callable[[Any], Any]] = [
-            *([trust_option] if runs else []), *([log_options] if logs else []), *([json_option] if as_json else []),
-            *([address_option, local_option] if workers else []), set_option,
-            click.argument("config", metavar="CONFIG|RUN" if runs else "CONFIG"), *([before] if before else []),
-        ]  # fmt: skip
-        decorated: Any = run
-        for option in added:
-            decorated = option(decorated)
-        return command(*examples)(decorated)
-
-    return make
-
-
-def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = False, local: bool = False) -> RunConfig:
-    """Load the configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run.
-
-    Args:
-        trust: whether the code and files that RUN references may be used; those of CONFIG may always be.
-        local: whether the command uses worker processes instead of Ray.
-
-    Raises:
-        MixedNutsError: as in `config`, and if RUN holds no run or its folder was renamed.
-    """
-    if not is_run(source):
-        return load_config(source, (*overrides, *["compute.executor=local"] * local))
-    if overrides:
-        raise ConfigError(
-            f"{source}: the configuration of a run cannot be changed. Drop {' and '.join(overrides)}, or pass a "
-            "configuration file"
-        )
-    from ..stages.runs import stored_run
-
-    opened = stored_run(run_folder(source), trusted=trust)
-    found, uri = opened.config, opened.store.uri.rstrip("/")
-    place = f"/{found.place()}"
-    if not uri.endswith(place):
-        raise ConfigError(
-            f"{source} contains run {found.run_id()}, but its address does not end in {place}. Move it there, or pass "
-            "the configuration file"
-        )
-    compute = {"compute": found.compute.with_changes(executor="local")} if local else {}
-    return found.with_changes(storage=uri.removesuffix(place) or "/", **compute)
-
-
-def is_run(source: str, *, or_storage: bool = False) -> bool | None:
-    """Return whether `source` is RUN (a folder or URI) and not CONFIG (a file); None for a storage of runs.
-
-    Args:
-        or_storage: whether a folder or URI without a run counts as a storage.
+def is_folder(source: str) -> bool:
+    """Return whether `source` is a folder or URI (RUN or STORAGE) instead of a file (CONFIG).
 
     Raises:
         MissingArtifact: if no such file or folder exists.
     """
     if "://" in source or os.path.isdir(source):  # noqa: PTH112, os.path.isdir returns False for a name that is too long
-        if not or_storage or _store(source).exists("run.yaml"):
-            return True
-        return None
+        return True
     if not os.path.isfile(source) and not source.endswith((".yaml", ".yml")):  # noqa: PTH113
-        raise MissingArtifact(no_run(source))
+        raise MissingArtifact(_no_run(source))
     return False
 
 
-def _store(uri: str) -> "Store":
+def open_folder(source: str) -> "Store":
+    """Open RUN or STORAGE."""
     from ..storage.outages import FIRST_ANSWER_SECONDS
     from ..storage.store import Store
 
-    return Store(uri, FIRST_ANSWER_SECONDS)
-
-
-def no_run(source: str) -> str:
-    """Return the error message for a `source` that is neither a run nor a configuration file."""
-    folder, _, name = source.rstrip("/").rpartition("/")
-    with suppress(OSError):
-        if close := difflib.get_close_matches(name, os.listdir(folder or "."), n=1):  # noqa: PTH208
-            near = f"{folder}/{close[0]}" if folder else close[0]
-            return f"{source} is neither a run nor a configuration file. Did you mean {near}?"
-    return (
-        f"{source} is neither a run nor a configuration file. Pass a YAML file, or the folder or URI of a run, "
-        "<storage>/<name>/runs/<run id>"
-    )
+    return Store(source, FIRST_ANSWER_SECONDS)
 
 
 def run_folder(source: str) -> "Store":
@@ -339,47 +285,43 @@ def run_folder(source: str) -> "Store":
     Raises:
         MissingArtifact: if it holds no run.
     """
-    store = _store(source)
+    store = open_folder(source)
     if not store.exists("run.yaml"):
-        raise MissingArtifact(no_run(source))
+        raise MissingArtifact(_no_run(source))
     return store
 
 
-def rows_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
-    """Open the store that a run shares with all runs of the same name; `source` is RUN or CONFIG."""
-    from ..config.run_config import RUNS
-    from ..stages.runs import run_store
-    from ..storage.outages import FIRST_ANSWER_SECONDS
-
-    store = run_folder(source) if is_run(source) else run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
-    above, _, runs = store.uri.rpartition("/")[0].rpartition("/")
-    return store.at(above) if runs == RUNS else store
+def _no_run(source: str) -> str:
+    folder, _, name = source.rstrip("/").rpartition("/")
+    hint = ". Pass a YAML file, or the folder or URI of a run, <storage>/<name>/runs/<run id>"
+    with suppress(OSError):
+        hint = did_you_mean(name, os.listdir(folder or ".")) or hint  # noqa: PTH208
+    return f"{source} is neither a run nor a configuration file{hint}"
 
 
 @contextmanager
-def reported(interrupted: str = INTERRUPTED) -> Iterator[Console]:
-    """Yield the console for messages; turn errors, without passwords, and signals into one line and an exit status.
+def reported(interrupted: str = INTERRUPTED) -> Iterator[None]:
+    """Turn errors, without passwords, and signals into one line and an exit status.
 
     An error of this package exits with status 1, a signal with 128 plus its number.
     """
-    console = messages()
-    _configure_logging(console)
+    _configure_logging()
     received: list[int] = []
     with _interruptible(received):
         try:
-            yield console
+            yield
             if received:  # the KeyboardInterrupt may be lost, for example in a destructor, which swallows exceptions
                 raise KeyboardInterrupt
         except (Exception, KeyboardInterrupt) as error:
             # In the middle of an import or inside Ray an interrupt may become an error of any kind.
             if received or isinstance(error, KeyboardInterrupt):
                 with suppress(OSError):  # the terminal may be closed
-                    console.print(interrupted)
+                    MESSAGES.print(interrupted)
                 sys.exit(128 + (received[0] if received else signal.SIGINT))
             if not isinstance(error, MixedNutsError):
                 raise
-            console.print(f"{type(error).__name__}: ", style="red", end="")
-            console.print(redacted(printable(str(error))))
+            MESSAGES.print(f"{type(error).__name__}: ", style="red", end="")
+            MESSAGES.print(redacted(printable(str(error))))
             sys.exit(1)
 
 
@@ -414,7 +356,7 @@ def _interruptible(received: list[int]) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN if received else handler or signal.SIG_DFL)
 
 
-def _configure_logging(console: Console) -> None:
+def _configure_logging() -> None:
     """Write log lines through the console that draws the progress bar, so that they do not overwrite each other.
 
     Without a terminal each record is one line that begins with the time.
@@ -428,8 +370,8 @@ def _configure_logging(console: Console) -> None:
 
     verbose = _log_option("verbose")
     level = logging.INFO if verbose else logging.WARNING
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
+    if MESSAGES.is_terminal:
+        handler = RichHandler(console=MESSAGES, show_path=False, markup=False, highlighter=NullHighlighter())
         logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     else:
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)-8s %(message)s", datefmt=TIME_FORMAT)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -17,16 +18,13 @@ from ..config.run_config import RunConfig, config_with_stages, load_config, stag
 from ..config.uris import TWO_CHECKPOINTS, ClassifierSource
 from ..errors import ConfigError, MixedNutsError
 from .options import (
-    INTERRUPTED,
+    MESSAGES,
     Invocation,
     command,
-    config_argument,
-    config_of,
+    json_option,
     local_option,
-    reported,
-    run_command,
-    set_option,
-    typed,
+    on_config,
+    worker_options,
 )
 
 if TYPE_CHECKING:
@@ -47,68 +45,57 @@ def init(file: str, model: str | None) -> None:
 
     The command also writes nets.py, a template with one loader function per checkpoint, unless nets.py exists.
     """
-    with reported() as console:
-        path = Path(file)
-        if path.exists():
-            raise ConfigError(f"{path} exists already. Choose another name, or remove it")
-        name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in path.stem)[:64]
-        template = TEMPLATE if model is None else ONE_CLASSIFIER
-        path.write_text(template.format(file=file, model=model, name=name.lstrip("-") or "mine"))
-        nets, written = path.with_name("nets.py"), str(path)
-        if (model is None or ClassifierSource(model).code_file == nets.name) and not nets.exists():
-            nets.write_text(TWO_CHECKPOINTS)
-            written = f"{path} and {nets}"
-        console.print(f"Wrote {written}. Edit, then run: {typed('check', file)}")
+    path = Path(file)
+    if path.exists():
+        raise ConfigError(f"{path} exists already. Choose another name, or remove it")
+    name = re.sub("[^A-Za-z0-9]", "-", path.stem)[:64].lstrip("-") or "mine"
+    template = TEMPLATE if model is None else ONE_CLASSIFIER
+    path.write_text(template.format(file=file, model=model, name=name))
+    nets, written = path.with_name("nets.py"), str(path)
+    if (model is None or ClassifierSource(model).code_file == nets.name) and not nets.exists():
+        nets.write_text(TWO_CHECKPOINTS)
+        written = f"{path} and {nets}"
+    MESSAGES.print(f"Wrote {written}. Edit, then run: {Invocation(file).typed('check')}")
 
 
 @command("check jobs/configs/cifar10.yaml", "check mine.yaml --fetch")
-@config_argument
-@set_option
+@on_config
 @local_option
 @click.option("--fetch", is_flag=True, help="First download missing files whose source is known.")
-def check(config: str, overrides: tuple[str, ...], *, local: bool, fetch: bool) -> None:
+def check(given: Invocation, fetch: bool) -> None:
     """Check a configuration and list every problem.
 
-    The command prints each problem with the command that fixes it. It first checks files and the storage (about a
-    second, or up to 20 s if a bucket does not respond). If nothing is missing, it opens the images and tries the
+    The command prints each problem with the command that fixes it. It first checks files and the storage, which takes
+    seconds (up to 20 s if a bucket does not respond). If nothing is missing, it opens the images and tries the
     classifiers on a few of them. Without --fetch, it writes nothing.
     """
-    with reported() as console:
-        loaded = config_of(config, overrides, local=local)
-        from ..stages.stage import stages_of
+    config = given.config
+    from ..stages.stage import stages_of
 
-        stages_of(loaded)  # raises for settings that the stages cannot combine
-        if fetch:
-            _fetch(loaded, console)
-        problems = [*_missing(loaded), *_storage_problems(loaded)]
-        if not problems:
-            console.print("all files are present; trying the classifiers on a few images")
-            problems = list(_problems_of_use(loaded))
-        for problem in problems:
-            click.echo(problem)
-        if problems:
-            raise SystemExit(1)
-        click.echo(f"nothing is missing. Next: {typed('run', config, overrides, local=local)}")
+    stages_of(config)  # raises for settings that the stages cannot combine
+    problems = [*_missing(config, fetch), *_storage_problems(config)]
+    if not problems:
+        MESSAGES.print("all files are present; trying the classifiers on a few images")
+        problems = list(_problems_of_use(config))
+    for problem in problems:
+        click.echo(problem)
+    if problems:
+        raise SystemExit(1)
+    click.echo(f"nothing is missing. Next: {given.typed('run')}")
 
 
-def _fetch(config: RunConfig, console: Console) -> None:
-    """Download missing files; `check` lists those that cannot be downloaded among the problems."""
-    from ..classifiers.checkpoints import fetch
+def _missing(config: RunConfig, fetch: bool) -> Iterator[str]:
+    """Download the missing files if `fetch` is set, and yield a problem per file that is still missing."""
+    from ..classifiers.checkpoints import fetch as download
 
-    lacking = [(key, item) for key, source in config.sources.items() for item in source.missing(key)]
-    for key, item in lacking:
-        console.print(f"{key}: {item.what} -> {item.path}")
-        try:
-            click.echo(f"sha256 {fetch(item)}  {item.path}")
-        except MixedNutsError as error:
-            console.print(str(error))
-
-
-def _missing(config: RunConfig) -> Iterator[str]:
     for key, source in config.sources.items():
         try:
             for lacking in source.missing(key):
-                yield f"{key}: {lacking.what} is missing: {lacking.path}\n    {lacking.command}"
+                if fetch:
+                    MESSAGES.print(f"{key}: {lacking.what} -> {lacking.path}")
+                    click.echo(f"sha256 {download(lacking)}  {lacking.path}")
+                else:
+                    yield f"{key}: {lacking.what} is missing: {lacking.path}\n    {lacking.command}"
         except MixedNutsError as error:
             yield str(error)
 
@@ -155,13 +142,10 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
         )
 
 
-@run_command(
-    "estimate mine.yaml --local",
-    "estimate jobs/configs/cifar100.yaml --sizes",
-    logs=False,
-    as_json=True,
-    interrupted=INTERRUPTED,
-)
+@command("estimate mine.yaml --local", "estimate jobs/configs/cifar100.yaml --sizes")
+@on_config
+@worker_options
+@json_option
 @click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead, without weights.")
 def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
     """Estimate GPU-hours and wall time from a few measured batches.
@@ -240,13 +224,12 @@ def schema(config: str | None, names: bool) -> None:
 
     With CONFIG, the keys and names that its extensions add are included. docs/configuration.md explains every key.
     """
-    with reported():
-        if config is not None:
-            load_config(config)
-        if names:
-            _print_names(Console(soft_wrap=True, highlight=False))
-        else:
-            click.echo(json.dumps(config_with_stages(stages_with_keys()).model_json_schema(), indent=2))
+    if config is not None:
+        load_config(config)
+    if names:
+        _print_names(Console(soft_wrap=True, highlight=False))
+    else:
+        click.echo(json.dumps(config_with_stages(stages_with_keys()).model_json_schema(), indent=2))
 
 
 def _print_names(console: Console) -> None:

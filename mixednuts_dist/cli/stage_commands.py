@@ -9,27 +9,41 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ..config.register import STAGES
+from ..config.run_config import RunConfig
 from ..errors import MissingArtifact
-from .options import INTERRUPTED, Invocation, print_result, run_command
+from .options import (
+    MESSAGES,
+    RESUMES,
+    Invocation,
+    command,
+    json_option,
+    log_options,
+    on_config,
+    on_config_or_run,
+    print_result,
+    worker_options,
+)
 
 _PAGE = "report/index.html"
 
 
-@run_command(
+@command(
     "run jobs/configs/digits.yaml",
     "run mine.yaml --set storage=s3://bucket/prefix --set compute.num_workers=8",
     "run mine.yaml --local --only certify",
-    runs=True,
-    as_json=True,
+    interrupted=RESUMES,
 )
+@on_config_or_run
+@worker_options
+@log_options
+@json_option
 @click.option("--only", metavar="STAGE", help="Run only this stage. `mixednuts schema --names` lists the stages.")
 def run(given: Invocation, as_json: bool, only: str | None) -> None:
     """Run all stages, skipping those already finished."""
     if only is not None:
         if as_json:
             raise click.UsageError("--json prints the results of the whole run; drop --only")
-        _search(given) if only == "search" else _stage(given, STAGES.check(only))
+        _search(given) if only == "search" else _stage(given, only)
         return
     given.require_inputs()
     from .. import pipeline
@@ -38,35 +52,40 @@ def run(given: Invocation, as_json: bool, only: str | None) -> None:
     if given.config.std is not None:
         from ..deployment.loading import loading_line
 
-        given.console.print(loading_line(given.config, f"{given.config.storage}/{given.config.place()}"))
+        MESSAGES.print(loading_line(given.config, f"{given.config.storage}/{given.config.place()}"))
 
 
-@run_command("attack mine.yaml --local", "attack mine.yaml --address 10.0.0.7:6379")
+@command("attack mine.yaml --local", "attack mine.yaml --address 10.0.0.7:6379", interrupted=RESUMES)
+@on_config
+@worker_options
+@log_options
 def attack(given: Invocation) -> None:
     """Attack the robust classifier with MMAA and the standard one with APGD."""
     _stage(given, "attack")
 
 
-def _yaml_list(_: click.Context, __: click.Option, value: str | None) -> str | None:
-    return None if value is None else f"[{value}]"
-
-
-@run_command("search mine.yaml --betas 0.9,0.95,0.99", sets={"betas": "search.betas"})
-@click.option("--betas", metavar="LIST", callback=_yaml_list, help="Search for these target retentions (search.betas).")
-def search(given: Invocation, **_: object) -> None:
+@command("search mine.yaml --betas 0.9,0.95,0.99", interrupted=RESUMES)
+@on_config
+@worker_options
+@log_options
+@click.option("--betas", metavar="LIST", help="Search for these target retentions (search.betas).")
+def search(given: Invocation, betas: str | None) -> None:
     """Search s, p, c, and alpha for every beta, then refine the choice.
 
     The search reads stored logits. Refinement rounds (search.rounds) attack the mixed classifier with the selected
     parameters, and search again.
     """
-    _search(given)
+    _search(given.setting("search.betas", betas and f"[{betas}]"))
 
 
-@run_command(
+@command(
     "evaluate mine.yaml --local --set evaluate.preset=fast",
     "evaluate mine.yaml --adv-images x_adv.pt",
-    sets={"adv_images": "adv_images.file"},
+    interrupted=RESUMES,
 )
+@on_config
+@worker_options
+@log_options
 @click.option("--adv-images", metavar="FILE", help="Verify adversarial images from FILE instead.")
 def evaluate(given: Invocation, adv_images: str | None) -> None:
     """Attack the mixed classifier with adaptive AutoAttack.
@@ -74,42 +93,37 @@ def evaluate(given: Invocation, adv_images: str | None) -> None:
     If CONFIG has no `std`, the command attacks `rob` with AutoAttack. With --adv-images, the command
     counts the images of FILE (.pt, .npy, .npz, .parquet) that the classifiers misclassify in float32.
     """
-    _stage(given, "evaluate" if adv_images is None else "adv_images")
+    _stage(given.setting("adv_images.file", adv_images), "evaluate" if adv_images is None else "adv_images")
 
 
-@run_command(
-    "report mine.yaml --json",
-    "report runs/mine/runs/mine-0af3c2d1 --open",
-    runs=True,
-    workers=False,
-    logs=False,
-    as_json=True,
-    interrupted=INTERRUPTED,
-)
+@command("report mine.yaml --json", "report runs/mine/runs/mine-0af3c2d1 --open")
+@on_config_or_run
+@json_option
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 def report(given: Invocation, as_json: bool, opened: bool) -> None:
     """Write the tables, figures, and HTML page of a finished run."""
+    config = given.config
     from ..reports import report as stage
     from .terminal import TerminalProgress
 
-    with TerminalProgress(given.console) as progress:
+    with TerminalProgress(MESSAGES) as progress:
         progress.doing("drawing the tables, the figures and the page")
-        results = stage.run(given.config, progress=progress)
+        results = stage.run(config, progress=progress)
     print_result(results, as_json)
     if opened:
-        _open_page(given)
+        _open_page(config)
 
 
-def _open_page(given: Invocation) -> None:
+def _open_page(config: RunConfig) -> None:
     """Open the page in the browser and print its path; a page in a bucket is copied to a temporary file."""
     from ..stages.runs import run_store
 
-    store = run_store(given.config)
+    store = run_store(config)
     path = Path(store.address(_PAGE))
     if "://" in store.uri:
-        path = Path(tempfile.mkdtemp(prefix="mixednuts-")) / f"{given.config.run_id()}.html"
+        path = Path(tempfile.mkdtemp(prefix="mixednuts-")) / f"{config.run_id()}.html"
         path.write_bytes(store.read(_PAGE))
-    given.console.print(str(path))
+    MESSAGES.print(str(path))
     with suppress(webbrowser.Error):  # without a browser the path is enough
         webbrowser.open(path.absolute().as_uri())
 
@@ -127,12 +141,12 @@ def _stage(given: Invocation, name: str) -> None:
     try:
         tables = stage_tables(opened, [stage])
     except MissingArtifact as missing:  # the stage is done, but its table needs the result of the search
-        given.console.print(f"no table yet: {missing}")
+        MESSAGES.print(f"no table yet: {missing}")
         return
     for title, table in tables.items():
         print_table(table, Console(), title)
     if name in given.config.added_stages():
-        given.console.print(f"Next, run all stages. The report will have this table: {given.typed('run')}")
+        MESSAGES.print(f"Next, run all stages. The report will have this table: {given.typed('run')}")
 
 
 def _search(given: Invocation) -> None:
@@ -144,4 +158,4 @@ def _search(given: Invocation) -> None:
     from ..reports.tables import search_table
 
     print_table(search_table(result), Console(), f"criterion {result.criterion}")
-    given.console.print(f"run {given.config.run_id()} in {given.config.storage}. Next: {given.typed('run')}")
+    MESSAGES.print(f"run {given.config.run_id()} in {given.config.storage}. Next: {given.typed('run')}")

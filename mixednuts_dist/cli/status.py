@@ -5,7 +5,6 @@ from the times in the files' footers. Runs send no heartbeats, but the age of th
 a stage is running.
 """
 
-import io
 import json
 import time
 from collections.abc import Sequence
@@ -32,16 +31,14 @@ from ..storage.records import PartitionSummary
 from ..storage.run_file import RUN
 from ..storage.store import Store
 from .options import (
-    INTERRUPTED,
+    Invocation,
     command,
-    config_of,
-    is_run,
+    is_folder,
     json_option,
-    reported,
-    rows_of,
+    open_folder,
+    run_folder,
     set_option,
     trust_option,
-    typed,
 )
 
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
@@ -50,7 +47,12 @@ _WATCH_SECONDS = 5.0
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # width that fits all columns; those that fit in 80
 
 
-@command("status mine.yaml --watch", "status runs/mine/runs/mine-0af3c2d1 --verify", "status s3://bucket/runs")
+@command(
+    "status mine.yaml --watch",
+    "status runs/mine/runs/mine-0af3c2d1 --verify",
+    "status s3://bucket/runs",
+    interrupted="Interrupted. The run continues.",
+)
 @click.argument("source", metavar="RUN|CONFIG|STORAGE")
 @set_option
 @json_option
@@ -66,30 +68,28 @@ def status(
         raise click.UsageError("--repair needs --verify")
     if sum((watch, as_json, verify)) > 1:
         raise click.UsageError("--watch, --json and --verify cannot be combined; to poll, repeat `status --json`")
-    with reported("Interrupted. The run continues." if watch else INTERRUPTED):
-        if is_run(source, or_storage=True) is None:
-            _print_runs(source, as_json, trust_code)
-        elif verify:
-            _verify(source, overrides, repair)
-        elif watch:
-            watch_status(config_of(source, overrides, trust=trust_code), Console())
-        else:
-            found = run_status(config_of(source, overrides, trust=trust_code))
-            click.echo(json.dumps(asdict(found), indent=2)) if as_json else print_status(found, Console())
+    given = Invocation(source, overrides, trust=trust_code)
+    if is_folder(source) and not open_folder(source).exists(RUN):
+        _print_runs(source, as_json, trust_code)
+    elif verify:
+        _verify(given, repair)
+    elif watch:
+        watch_status(given.config, Console())
+    elif as_json:
+        click.echo(json.dumps(asdict(run_status(given.config)), indent=2))
+    else:
+        print_status(run_status(given.config), Console())
 
 
 def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
     found, console = storage_runs(storage, trusted=trust), Console()
     if as_json:
-        plain = [
-            {name: cell.to_json() if isinstance(cell, Count) else cell for name, cell in row.items()} for row in found
-        ]
-        click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": plain}, indent=2))
-    else:
-        for row in found:
-            row["finished"] = row["finished"] and time.strftime("%Y-%m-%d %H:%M", time.gmtime(row["finished"]))
-        table = Table.of(found)
-        print_table(table if console.width >= _WIDE else table.only(_NARROW), console)
+        click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": found}, indent=2, default=Count.to_json))
+        return
+    for row in found:
+        row["finished"] = row["finished"] and time.strftime("%Y-%m-%d %H:%M", time.gmtime(row["finished"]))
+    table = Table.of(found)
+    print_table(table if console.width >= _WIDE else table.only(_NARROW), console)
 
 
 def storage_runs(storage: str, *, trusted: bool = False) -> list[dict[str, Any]]:
@@ -152,23 +152,25 @@ def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Pa
     ]
 
 
-def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
+def _verify(given: Invocation, repair: bool) -> None:
     from ..storage.damage import verify
 
-    store = rows_of(source, overrides)
+    is_run = is_folder(given.source)
+    store = run_folder(given.source) if is_run else run_store(given.config, FIRST_ANSWER_SECONDS)
+    above, _, runs = store.uri.rpartition("/")[0].rpartition("/")
+    store = store.at(above) if runs == RUNS else store  # with the rows that runs of one name share
     bad, n_files = verify(store)
     if not n_files:
-        raise MissingArtifact(f"{store.uri} holds no run. Run: {typed('run', source, overrides)}")
+        raise MissingArtifact(f"{store.uri} holds no run. Run: {given.typed('run')}")
     for damage in bad.values():
         click.echo(f"{damage.address}: {damage}")
     if bad and repair:
         for path, damage in bad.items():
             if kept := store.set_aside(path, damage.sha256):
                 click.echo(f"kept as {store.address(kept)}")
-        click.echo(f"Next: {typed('run', source, overrides)}")
+        click.echo(f"Next: {given.typed('run')}")
     elif bad:
-        again = typed("status --verify --repair", source, overrides)
-        click.echo(f"{len(bad)} of {n_files} files are damaged. Next: {again}")
+        click.echo(f"{len(bad)} of {n_files} files are damaged. Next: {given.typed('status --verify --repair')}")
         raise SystemExit(1)
     else:
         click.echo(f"All {n_files} files of {store.uri} were read; no checksum differs")
@@ -202,12 +204,12 @@ class RunStatus:
 
     run_id: str
     uri: str
-    stages: tuple[StageStatus, ...]
-    searched: bool | None  # None without `std`
-    reported: bool
-    started: bool  # False until a driver has tried the images and the classifiers
-    failed: tuple[str, ...]  # addresses of the logs of quarantined partitions
-    notes: tuple[str, ...]  # caveats about the evaluation's settings
+    stages: tuple[StageStatus, ...] = ()
+    searched: bool | None = None  # None without `std`
+    reported: bool = False
+    started: bool = False  # until a driver has tried the images and the classifiers
+    failed: tuple[str, ...] = ()  # addresses of the logs of quarantined partitions
+    notes: tuple[str, ...] = ()  # caveats about the evaluation's settings
 
 
 def run_status(config: RunConfig) -> RunStatus:
@@ -221,17 +223,20 @@ def run_status(config: RunConfig) -> RunStatus:
     except MissingArtifact:
         store = run_store(config, FIRST_ANSWER_SECONDS)
         store.names("")  # raises for a missing bucket
-        unsearched = None if config.std is None else False
-        return RunStatus(config.run_id(), store.uri, (), unsearched, False, False, (), ())
+        return RunStatus(config.run_id(), store.uri, searched=None if config.std is None else False)
     searched = opened.store.exists(SELECTED)
     stages = [
         stage_status(stage.name, stage.model_name(config), stage.part(opened), summaries, time.time())
         for stage, summaries in summaries_by_stage(opened, searched=searched)
     ]
+    part, now = opened.searched, None if searched else current_stage(opened.store)
+    if now is not None and now[0].startswith("search/"):  # the driver works on a refinement round
+        summaries = [*finished_partitions(part, *now).values()]
+        stages.append(stage_status(now[0], "mixed", part, summaries, time.time()))
     return RunStatus(
         run_id=config.run_id(),
         uri=opened.store.uri,
-        stages=(*stages, *_refinement_round(opened, searched)),
+        stages=tuple(stages),
         searched=None if config.std is None else searched,
         reported=opened.store.exists(RESULTS),
         started=True,
@@ -266,21 +271,13 @@ def watch_status(config: RunConfig, console: Console) -> None:
     with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible") as live:
         while True:
             found = run_status(config)
-            with io.StringIO() as drawn:
-                print_status(found, Console(file=drawn, width=console.width, force_terminal=console.is_terminal))
-                live.update(Text.from_ansi(drawn.getvalue()), refresh=True)
+            page = Console(width=console.width, force_terminal=console.is_terminal)
+            with page.capture() as drawn:
+                print_status(found, page)
+            live.update(Text.from_ansi(drawn.get()), refresh=True)
             if found.reported:
                 return
             time.sleep(_WATCH_SECONDS)
-
-
-def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
-    """Read the progress of the refinement round that the driver works on, if any."""
-    found = None if searched else current_stage(opened.store)
-    if found is None or not found[0].startswith("search/"):
-        return []
-    part = opened.searched
-    return [stage_status(found[0], "mixed", part, [*finished_partitions(part, *found).values()], time.time())]
 
 
 def _cells(stage: StageStatus) -> list[Cell]:

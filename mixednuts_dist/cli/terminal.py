@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ..reports.counts import Count, percent_text, seconds_text
+from ..reports.counts import outcome_counts, percent_text, seconds_text
 from ..stages.progress import RunProgress
 from ..storage.records import PartitionSummary
 
@@ -42,18 +41,16 @@ class TerminalProgress(RunProgress):
             TimeRemainingColumn(), TextColumn("{task.fields[counts]}"), console=console, transient=True,
             disable=not console.is_terminal, speed_estimate_period=_SPEED_SECONDS,
         )  # fmt: skip
-        self._last_line = 0.0
         self._task: TaskID | None = None
-        self._stage, self._n_images, self._done, self._n_reused = "", 0, list[PartitionSummary](), 0
-        self._workers = self._workers_shown = ""
+        self._stage, self._n_images, self._n_reused = "", 0, 0
+        self._done: list[PartitionSummary] = []
+        self._workers, self._last_line = "", 0.0
 
     def __enter__(self) -> Self:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def _log(self, stage: str, message: str) -> None:
@@ -72,25 +69,19 @@ class TerminalProgress(RunProgress):
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[PartitionSummary]) -> None:
         self._stage, self._n_images, self._done, self._n_reused = stage, n_images, [*done], len(done)
-        self._workers = self._workers_shown = ""
-        self._task = self._bar.add_task(stage, total=n_images, completed=self._n_done, counts=self._counts())
-        self._line_after(0.0)
+        self._workers = ""
+        self._task = self._bar.add_task(stage, total=n_images, completed=self._n_done, counts="")
+        self._show(0.0)
 
     def partition_done(self, summary: PartitionSummary) -> None:
-        if self._task is None:
-            return
         self._done.append(summary)
-        self._bar.update(self._task, completed=self._n_done, counts=self._counts())
-        self._line_after(0.0 if self._n_done == self._n_images else LINE_EVERY_SECONDS)
+        self._show(0.0 if self._n_done == self._n_images else LINE_EVERY_SECONDS)
 
     def workers_seen(self, ready: int, asked: int) -> None:
         """Show the workers, so that the log has lines while they compute long partitions or wait for a machine."""
-        if self._task is None:
-            return
-        workers = f"worker{'s' if max(ready, asked) > 1 else ''}"
+        before, workers = self._workers, f"worker{'s' if max(ready, asked) > 1 else ''}"
         self._workers = f"{ready} of {asked} {workers} ready" if asked > ready else f"{ready} {workers}"
-        self._bar.update(self._task, counts=self._counts())
-        self._line_after(LINE_AT_LEAST_SECONDS if self._workers == self._workers_shown else LINE_EVERY_SECONDS)
+        self._show(LINE_AT_LEAST_SECONDS if self._workers == before else LINE_EVERY_SECONDS)
 
     def stage_finished(self, stage: str, message: str) -> None:
         if self.console.is_terminal and len(self._done) > self._n_reused:
@@ -108,7 +99,7 @@ class TerminalProgress(RunProgress):
             parts.append("done")
         elif seconds:
             parts.append(f"{seconds_text(seconds)} left")
-        parts.extend(filter(None, self._counts().split(" · ")))
+        parts += self._counts()
         while len(" · ".join(parts)) > _COLUMNS - max(len(self._stage), _STAGE_COLUMNS) - 1:
             parts.pop()
         return " · ".join(parts)
@@ -117,21 +108,23 @@ class TerminalProgress(RunProgress):
     def _n_done(self) -> int:
         return sum(summary.n_images for summary in self._done)
 
-    def _counts(self) -> str:
-        accuracy, n_done = "", self._n_done
-        clean, robust = sum(each.clean_correct for each in self._done), sum(each.robust for each in self._done)
-        if n_done and self._stage == _CHECK:  # it attacks some images only, so a share of all would mislead
-            accuracy = f"{robust} checked images remain robust"
-        elif n_done:
-            shares = (percent_text(Count(n, n_done)) for n in (clean, robust))
-            accuracy = "{} {} clean, {} robust".format(self._done[-1].classifier, *shares)
-        workers = self._workers if n_done < self._n_images else ""
-        return " · ".join(filter(None, (accuracy, workers)))
+    def _counts(self) -> list[str]:
+        """Return the running accuracy and the workers."""
+        clean, robust = outcome_counts(self._done)
+        parts = [self._workers] if self._workers and clean.total < self._n_images else []
+        if self._stage == _CHECK and clean.total:  # it attacks some images only, so a share of all would mislead
+            return [f"{robust.correct} checked images remain robust", *parts]
+        if clean.total:
+            classifier = self._done[-1].classifier
+            return [f"{classifier} {percent_text(clean)} clean, {percent_text(robust)} robust", *parts]
+        return parts
 
-    def _line_after(self, seconds: float) -> None:
-        """Print the counts if there is no bar and the last line is at least this old."""
+    def _show(self, seconds: float) -> None:
+        """Update the bar or, without a terminal, print the counts if the last line is at least this old."""
+        if self._task is None:
+            return
+        self._bar.update(self._task, completed=self._n_done, counts=" · ".join(self._counts()))
         if not self.console.is_terminal and time.monotonic() - self._last_line >= seconds:
-            self._workers_shown = self._workers
             self._log(self._stage, self.line())
 
 

@@ -127,7 +127,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     >>> did_you_mean("cifr10", ["digits", "cifar10"])
     "; did you mean 'cifar10'?"
     """
-    close = difflib.get_close_matches(name[:80], list(valid), n=1)
+    close = difflib.get_close_matches(name, list(valid), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -1,6 +1,5 @@
 """Read the configuration, one YAML file, into frozen models, and validate it before anything expensive starts."""
 
-import functools
 import hashlib
 import json
 import re
@@ -256,15 +255,10 @@ class RunConfig(Section):
 
 def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
     """Return the configuration class with an optional key for each of these registered stages."""
-    return _with_keys(tuple((name, STAGES.get(name).Keys, STAGES.entries()[name].describes) for name in sorted(names)))
-
-
-@functools.cache
-def _with_keys(stages: tuple[tuple[str, type[Section], str], ...]) -> type[RunConfig]:
-    added: dict[str, Any] = {
-        name: (keys | None, Field(default=None, description=f"Optional stage: {describes}"))
-        for name, keys, describes in stages
-    }
+    added: dict[str, Any] = {}
+    for name in sorted(names):
+        description = f"Optional stage: {STAGES.entries()[name].describes}"
+        added[name] = (STAGES.get(name).Keys | None, Field(default=None, description=description))
     return create_model("RunConfig", __base__=RunConfig, **added) if added else RunConfig
 
 

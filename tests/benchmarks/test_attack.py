@@ -64,9 +64,8 @@ def test_an_interrupt_prints_no_figures(monkeypatch: pytest.MonkeyPatch) -> None
     ("arguments", "status", "words"),
     [
         (["--model", "demo:rob", "--eps", "0.1", "--data", "digits:x"], 1, "'x' is too much; valid forms: digits"),
-        (["--model", "demo:rob"], 1, "or a classifier's URI with --eps"),
+        (["--model", "demo:std"], 1, "needs the radius of its threat model. Add --eps"),
         (["--eps", "abc"], 2, "Invalid value for '--eps': 'abc' is not a number or a fraction"),
-        (["--n-targets", "3"], 2, "No such option '--n-targets'"),
     ],
 )
 def test_a_wrong_value_is_one_line_in_the_names_of_the_command(arguments: list[str], status: int, words: str) -> None:

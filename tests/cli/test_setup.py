@@ -1,8 +1,6 @@
 """Before a run: a configuration to start from, what it lacks, and what there is to choose from."""
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -15,8 +13,6 @@ from mixednuts_dist.config.uris import TWO_CHECKPOINTS, ClassifierSource
 from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import tiny_file
-
-VERBS = {"Write", "Check", "Estimate", "Run", "Attack", "Search", "Show", "Export", "Compare", "Print"}
 
 
 def mixednuts(*arguments: str) -> tuple[int, str]:
@@ -40,23 +36,6 @@ def test_file_of_weights_names_the_missing_function() -> None:
     with pytest.raises(BaseClassifierError, match=r"give std: py:nets\.py:std") as refused:
         ClassifierSource("std.pth").check("std")
     assert TWO_CHECKPOINTS in str(refused.value)
-
-
-def test_check_lists_missing_files_without_torch(tmp_path: Path) -> None:
-    file = tiny_file(
-        tmp_path, data={"uri": "npz:nowhere.npz"}, std="timm:resnet18?checkpoint=gone.pt",
-        rob="robustbench:Carmon2019Unlabeled?dataset=cifar10",
-    )  # fmt: skip
-    code = (
-        "import sys\nfrom mixednuts_dist.cli import main\n"
-        f"sys.argv = ['mixednuts', 'check', {str(file)!r}]\n"
-        "try:\n    main()\nfinally:\n    print([m for m in ('ray', 'torch') if m in sys.modules])\n"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert shown.returncode == 1
-    for part in ("data.uri: file is missing", "nowhere.npz", "gone.pt", "Carmon2019Unlabeled", "[]"):
-        assert part in shown.stdout, shown.stdout + shown.stderr
-    assert not (tmp_path / "runs").exists()
 
 
 def test_check_reports_all_problems_together(tmp_path: Path) -> None:
@@ -101,9 +80,7 @@ def test_help_lists_the_commands_on_one_screen() -> None:
     assert (status, len(COMMANDS)) == (0, 16)
     assert len(shown.splitlines()) <= 40
     assert shown.count("...") == 1  # in the usage line
-    for command in COMMANDS:
-        (line,) = (line for line in shown.splitlines() if line.split()[:1] == [command.name])
-        assert line.split()[1] in VERBS
+    assert {command.name for command in COMMANDS} <= {line.split()[0] for line in shown.splitlines() if line.strip()}
 
 
 @pytest.mark.parametrize("name", [str(command.name) for command in COMMANDS if command.name != "benchmark"])
@@ -126,11 +103,11 @@ def test_an_example_of_a_help_is_a_valid_command_line(example: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", [*REPLACED, "serve"])
+@pytest.mark.parametrize("name", REPLACED)
 def test_a_removed_command_names_its_replacement(name: str) -> None:
     status, shown = mixednuts(name, "runs/mine-0af3c2d1")
     assert status == 2
-    assert (REPLACED.get(name) or "examples/serve.py") in " ".join(shown.split())
+    assert REPLACED[name] in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("command", [["status"], ["report"], ["run"], ["compare"], ["export", "--to", "there"]])
@@ -139,7 +116,7 @@ def test_a_mistyped_run_has_one_answer(command: list[str], tmp_path: Path, monke
     (tmp_path / "runs" / "mine-0af3c2d1").mkdir(parents=True)
     status, shown = mixednuts(*command, "runs/mine-0af3c2d2")
     assert status == 1
-    answer = "runs/mine-0af3c2d2 is neither a run nor a configuration file. Did you mean runs/mine-0af3c2d1?"
+    answer = "runs/mine-0af3c2d2 is neither a run nor a configuration file; did you mean 'mine-0af3c2d1'?"
     assert answer in " ".join(shown.split())
 
 

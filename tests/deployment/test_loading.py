@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mixednuts_dist import load_run
-from mixednuts_dist.cli.options import config_of
+from mixednuts_dist.cli.options import Invocation
 from mixednuts_dist.deployment import loading
 from mixednuts_dist.errors import ConfigError, ContentHashMismatch, DamagedFile, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
@@ -59,7 +59,7 @@ def test_a_run_in_a_bucket_loads_like_one_in_a_folder(run_folder: Path, object_s
 
 def test_a_run_of_another_release_is_refused_in_one_line(edited: Edit) -> None:
     folder = edited(lambda content: (content.pop("version"), content["versions"].update({"mixednuts-dist": "0.3.0"})))
-    for reads in (load_run, config_of):
+    for reads in (load_run, lambda run: Invocation(run).config):
         with pytest.raises(ConfigError, match=r"release 0\.3\.0") as refused:
             reads(str(folder))
         assert len(str(refused.value).splitlines()) == 1

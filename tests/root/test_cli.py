@@ -18,25 +18,34 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("name", "overrides", "parts"),
     [
-        ("threat.eps=8", "did you mean 8/255?"),
-        ("data.uri=npz:nowhere.npz", "there is no file"),
-        ("std=resnet50", "valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"),
+        ("run", ["threat.eps=8"], ["did you mean 8/255?"]),
+        ("run", ["data.uri=npz:nowhere.npz"], ["there is no file"]),
+        ("run", ["std=resnet50"], ["valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"]),
+        (
+            "check",
+            ["data.uri=npz:nowhere.npz", "std=timm:resnet18?checkpoint=gone.pt", "rob=robustbench:Carmon2019Unlabeled"],
+            ["data.uri: file is missing", "nowhere.npz", "std: ", "gone.pt", "rob: ", "Carmon2019Unlabeled"],
+        ),
     ],
 )
-def test_bad_configuration_fails_without_torch(tmp_path: Path, override: str, message: str) -> None:
-    config = str(tiny_file(tmp_path))
+def test_bad_configuration_fails_without_torch(
+    tmp_path: Path, name: str, overrides: list[str], parts: list[str]
+) -> None:
     code = (
         "import sys\nfrom mixednuts_dist.cli import main\n"
-        f"sys.argv = ['mixednuts', 'run', {config!r}, '--set', {override!r}]\n"
         "try:\n    main()\nfinally:\n    print([m for m in ('ray', 'torch') if m in sys.modules])\n"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    options = [name, str(tiny_file(tmp_path)), *(f"--set={override}" for override in overrides)]
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *options], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert shown.returncode == 1
-    assert message in shown.stderr
+    assert not [part for part in parts if part not in shown.stderr + shown.stdout]
     assert "Traceback" not in shown.stderr
-    assert shown.stdout.strip() == "[]"
+    assert shown.stdout.splitlines()[-1] == "[]"
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.soak
