@@ -12,11 +12,10 @@ Shapes: B images, K classes.
 
 import hashlib
 import io
+import itertools
 import json
-import random
+import re
 import time
-import tokenize
-import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +33,7 @@ from .factories import find_function, keyword_arguments
 
 BATCH_SIZE = 64
 CERTAIN_LOGIT = 20.0  # logit of a returned class, against 0 for the others: a softmax of 1 in float32
-MOST_CLASSES = 25_000  # above ImageNet-21k; bounds the first answer, before the number of classes is known
+MOST_CLASSES = 25_000  # above ImageNet-21k; bounds answers if the URI has no #classes=K
 _CACHED_BYTES = 64 << 20  # memory for stored answers
 _KEPT_OVERHEAD = 200  # bytes of Python's objects per answer
 _BYTES_A_NUMBER = 32  # the longest JSON number; .npy takes 4 or 8
@@ -78,10 +77,6 @@ class BlackBoxClassifier(nn.Module):
             part = new[start : start + BATCH_SIZE]
             self.kept.update(zip((keys[i] for i in part), self._logits(images[part]), strict=True))
         rows = [self.kept[key] for key in keys]
-        if len({row.shape for row in rows}) > 1:
-            raise BaseClassifierError(
-                f"the black box returned different numbers of classes: {sorted({len(row) for row in rows})}"
-            )
         while len(self.kept) * (rows[0].nbytes + _KEPT_OVERHEAD) > _CACHED_BYTES:
             self.kept.popitem(last=False)
         return torch.from_numpy(np.stack(rows)).to(images_BCHW.device)
@@ -120,19 +115,14 @@ def load_callable(uri: ClassifierSource) -> BlackBoxClassifier:
              any_option=True, gradients=False)  # fmt: skip
 def load_service(uri: ClassifierSource) -> BlackBoxClassifier:
     """Return a classifier that sends images to the service at the URI, together with the query of the URI."""
-    n_classes = _n_classes(uri)
-    return BlackBoxClassifier(HttpService(uri.partition("#")[0], n_classes), n_classes)
+    return BlackBoxClassifier(HttpService(uri.partition("#")[0], _n_classes(uri)), _n_classes(uri))
 
 
 def _n_classes(uri: ClassifierSource) -> int | None:
-    settings = dict(urllib.parse.parse_qsl(uri.fragment, keep_blank_values=True))
-    written = settings.pop("classes", None)
-    if settings or (uri.fragment and not (written or "").isdecimal()):
-        raise BaseClassifierError("after # only classes=K may follow, K a whole number")
-    n_classes = None if written is None else int(written)
-    if n_classes is not None and not 2 <= n_classes <= MOST_CLASSES:
-        raise BaseClassifierError(f"#classes={n_classes}: a classifier has 2 to {MOST_CLASSES} classes")
-    return n_classes
+    match = re.fullmatch(r"(classes=([0-9]{1,5}))?", uri.fragment)
+    if not match or (match[1] and not 2 <= int(match[2]) <= MOST_CLASSES):
+        raise BaseClassifierError(f"after # only classes=K may follow, K a whole number from 2 to {MOST_CLASSES}")
+    return int(match[2]) if match[1] else None
 
 
 class HttpService:
@@ -140,64 +130,46 @@ class HttpService:
 
     Args:
         url: address for the requests.
-        n_classes: bounds the bytes of the first answer; by default, the first answer defines it.
+        n_classes: bounds the bytes of an answer.
     """
 
     def __init__(self, url: str, n_classes: int | None = None) -> None:
-        self.url, self.n_classes, self._answered = url, n_classes, False
+        self.url, self.n_classes, self._patience = url, n_classes or MOST_CLASSES, _FIRST_PATIENCE
         self._session = requests.Session()
 
     def __call__(self, images: Array) -> Array:
         """Return the logits or classes of the service for a batch.
 
         Raises:
-            BaseClassifierError: if the service cannot be reached, rejects the request, or returns neither an .npy file
-                nor JSON with logits or classes.
+            BaseClassifierError: if the service cannot be reached or rejects the request, or for an answer that is too
+                long, too slow, or neither an .npy file nor JSON with logits or classes.
         """
-        sink = io.BytesIO()
+        sink, started, wait = io.BytesIO(), time.monotonic(), _FIRST_WAIT
         np.save(sink, images, allow_pickle=False)
-        content = self._content(sink.getvalue(), len(images))
-        try:
-            rows = decode_answer(content)
-        except (ValueError, LookupError, TypeError, OverflowError, RecursionError, EOFError, MemoryError) as error:
-            raise BaseClassifierError(
-                f"{self.url} answered {content[:80]!r}; it must be an .npy array or JSON with logits or classes"
-            ) from error
-        if rows.ndim == 2 and self.n_classes is None:
-            self.n_classes = rows.shape[1]
-        self._answered = True
-        return rows
-
-    def _content(self, body: bytes, n_images: int) -> bytes:
-        """Repeat the request until it succeeds or the time limit is reached, and return the bytes of the answer.
-
-        Raises:
-            BaseClassifierError: if no request succeeds, or for an answer that is too long or too slow.
-        """
-        started, failures, wait = time.monotonic(), 0, _FIRST_WAIT
-        patience = _PATIENCE if self._answered else _FIRST_PATIENCE
-        while True:
+        for n_requests in itertools.count(1):
             try:
                 with self._session.post(
-                    self.url, body, headers=_HEADERS, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS), stream=True,
-                    allow_redirects=False,
+                    self.url, sink.getvalue(), headers=_HEADERS, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS),
+                    stream=True, allow_redirects=False,
                 ) as response:  # fmt: skip
                     if response.status_code == 200:
-                        return b"".join(self._within_limits(response.raw, n_images))
+                        content = b"".join(self._within_limits(response.raw, len(images)))
+                        break
                     status, reason = response.status_code, f"{response.status_code} {response.reason}"
-            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-                status, reason = 0, f"{type(error).__name__}: {error}"
-            failures += status == _FAILED_STATUS
-            passing = status in (0, *_BUSY_STATUS) or (status == _FAILED_STATUS and failures < _MOST_FAILURES)
+            except (OSError, urllib3.exceptions.HTTPError) as error:  # OSError includes the errors of requests
+                status, reason = _BUSY_STATUS[0], f"{type(error).__name__}: {error}"
+            is_busy = status in _BUSY_STATUS or (status == _FAILED_STATUS and n_requests < _MOST_FAILURES)
             waited = time.monotonic() - started
-            if not passing or waited + wait > patience:
+            if not is_busy or waited + wait > self._patience:
                 raise BaseClassifierError(f"{self.url} does not answer: {reason} (tried for {waited:.0f} s)")
-            time.sleep(wait * random.SystemRandom().uniform(0.5, 1))
+            time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
+        self._patience = _PATIENCE
+        return decode_answer(content, self.url)
 
     def _within_limits(self, raw: Any, n_images: int) -> Iterator[bytes]:
         """Yield the answer block by block, and raise if it is longer or slower than any answer to that many images."""
-        most = _BYTES_AROUND + n_images * (self.n_classes or MOST_CLASSES) * _BYTES_A_NUMBER
+        most = _BYTES_AROUND + n_images * self.n_classes * _BYTES_A_NUMBER
         started, length = time.monotonic(), 0
         while block := raw.read1(_BLOCK, decode_content=True):  # what has arrived, not a full block
             length += len(block)
@@ -210,19 +182,17 @@ class HttpService:
             yield block
 
 
-def decode_answer(content: bytes) -> Array:
-    """Read logits or classes from .npy or JSON.
-
-    Raises:
-        ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, MemoryError: for anything else.
-    """
-    if content.startswith(b"\x93NUMPY"):
-        try:
+def decode_answer(content: bytes, url: str) -> Array:
+    """Read logits or classes from .npy or JSON. Raises BaseClassifierError for anything else."""
+    try:
+        if content.startswith(b"\x93NUMPY"):
             array: Array = np.load(io.BytesIO(content), allow_pickle=False)
-        except (SyntaxError, tokenize.TokenError) as error:  # numpy parses a header as Python's literals
-            raise ValueError(f"its header is damaged: {error}") from error
-        return array
-    answer = json.loads(content)
-    if "logits" in answer:
-        return np.asarray(answer["logits"], np.float32)
-    return np.asarray(answer["classes"], np.int64)
+            return array
+        answer = json.loads(content)
+        if "logits" in answer:
+            return np.asarray(answer["logits"], np.float32)
+        return np.asarray(answer["classes"], np.int64)
+    except Exception as error:  # at damaged bytes the two parsers raise almost any of Python's errors
+        raise BaseClassifierError(
+            f"{url} answered {content[:80]!r}; it must be an .npy array or JSON with logits or classes"
+        ) from error

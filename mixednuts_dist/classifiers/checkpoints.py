@@ -7,10 +7,8 @@ import contextlib
 import hashlib
 import importlib
 import io
-import logging
 import os
 import pickle
-import time
 import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -25,14 +23,11 @@ from ..errors import BaseClassifierError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-logger = logging.getLogger(__name__)
-
 _NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
 _HEAD_BYTES = 512
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _BLOCK = 1 << 16
-_TRIES = 5
 _TIMEOUT_SECONDS = (10, 60)  # to connect, and without a byte
 
 
@@ -148,24 +143,28 @@ def _shortened(text: str, most: int = 300) -> str:
 def fetch(item: Missing) -> str:
     """Download a missing file and return its sha256.
 
-    The bytes are written to `<file>.part`, which is renamed when it is complete. The next call resumes an unfinished
-    download.
+    The bytes are written to `<file>.part`, which is renamed when it is complete and checked.
 
     Raises:
-        BaseClassifierError: if no source is known, if the download fails, or if the sha256 is not the published one.
-            A file with another sha256 is deleted.
+        BaseClassifierError: if no source is known, if the download fails, or if the file is not the published one.
     """
-    if item.get is not None:
-        try:
+    path, part = Path(item.path), Path(f"{item.path}.part")
+    if item.get is None and not item.url:
+        raise BaseClassifierError(f"{item.what} cannot be fetched automatically; {item.command}")
+    try:
+        if item.get is not None:
             with quietly():
                 return _sha256(Path(item.get()))
-        except Exception as error:  # libraries raise their own errors
-            raise _refused(item, _shortened(str(error))) from error
-    if not item.url:
-        raise BaseClassifierError(f"{item.what} cannot be fetched automatically; {item.command}")
-    path, part = Path(item.path), Path(f"{item.path}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    _download(item, part)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with requests.get(item.url, timeout=_TIMEOUT_SECONDS, stream=True) as response, part.open("wb") as file:
+            response.raise_for_status()
+            for block in response.iter_content(_BLOCK):  # raises if fewer bytes arrive than were announced
+                file.write(block)
+    except Exception as error:  # libraries raise their own errors
+        source = item.url or "its library"
+        raise BaseClassifierError(
+            f"{item.what} cannot be fetched from {source} ({_shortened(str(error))}). Get it manually: {item.command}"
+        ) from error
     sha256 = _sha256(part)
     if not sha256.startswith(item.sha256):
         part.unlink()
@@ -175,36 +174,6 @@ def fetch(item: Missing) -> str:
     require_checkpoint(part)  # the server may have sent a page
     part.replace(path)
     return sha256
-
-
-def _download(item: Missing, part: Path) -> None:
-    """Download the file to `part`, and resume after a lost connection."""
-    for attempt in range(_TRIES):
-        have = part.stat().st_size if part.exists() else 0
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        try:
-            with requests.get(item.url, headers=headers, timeout=_TIMEOUT_SECONDS, stream=True) as response:
-                if response.status_code == 416:  # the file is complete
-                    return
-                if response.status_code >= 400:
-                    raise _refused(item, f"{response.status_code} {response.reason}")
-                resumes = response.status_code == 206  # otherwise the server sends the whole file
-                with part.open("ab" if resumes else "wb") as file:
-                    for block in response.iter_content(_BLOCK):
-                        file.write(block)
-                return
-        except OSError as error:  # as all errors of requests are
-            if attempt == _TRIES - 1:
-                raise _refused(item, f"{type(error).__name__}: {error}") from error
-            logger.warning("%s broke off (%s); resuming", item.url, error)
-            time.sleep(min(2**attempt, 10) * 0.5)
-
-
-def _refused(item: Missing, reason: str) -> BaseClassifierError:
-    source = item.url or "its library"
-    return BaseClassifierError(
-        f"{item.what} cannot be fetched from {source} ({reason}). Get it manually: {item.command}"
-    )
 
 
 def _sha256(path: Path) -> str:
