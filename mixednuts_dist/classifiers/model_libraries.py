@@ -61,7 +61,7 @@ def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
 
 
 @CLASSIFIERS("timm", describes="a timm model", order=4, forms=("timm:NAME[?checkpoint=FILE]",), target="text",
-             options={"weights": ("text", "none: random ones"), "checkpoint": ("file", "of weights"),
+             options={"weights": ("none", "random ones"), "checkpoint": ("file", "of weights"),
                       "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
              random_weights=True, missing="missing_from_timm")  # fmt: skip
 @CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
@@ -73,18 +73,13 @@ def load_timm(uri: ClassifierSource) -> Normalized:
     Raises:
         BaseClassifierError: for an unknown name (close ones are listed), or weights that are not available.
     """
-    timm, weights = import_quietly("timm"), uri.option("weights")
-    architecture = uri.target.partition(".")[0]
-    if uri.scheme != "hf" and not timm.is_model(architecture):
+    timm = import_quietly("timm")
+    if uri.scheme != "hf" and not timm.is_model(uri.target.partition(".")[0]):
         raise _no_model("timm", uri.target, timm.list_models())
-    if weights not in (None, "none"):
-        raise BaseClassifierError(
-            f"weights={weights!r}: timm names weights in the model's name, "
-            f"timm:{architecture}.TAG; the option takes none only. A file is checkpoint=FILE"
-        )
     name = f"hf-hub:{uri.target}" if uri.scheme == "hf" else uri.target
     with downloads(uri):
-        net = timm.create_model(name, pretrained=not (weights or uri.option("checkpoint")), **_n_classes(uri))
+        is_bare = uri.option("weights") or uri.option("checkpoint")
+        net = timm.create_model(name, pretrained=not is_bare, **_n_classes(uri))
     return _with_checkpoint(Normalized(net, net.pretrained_cfg["mean"], net.pretrained_cfg["std"]), uri)
 
 

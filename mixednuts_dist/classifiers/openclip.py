@@ -6,7 +6,6 @@ with v(x) the image encoder's normalized output and scale the model's learned te
 once, when the classifier is built, and is not kept. Shapes: B images of C x H x W, K classes, T templates, D features.
 """
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from .model_libraries import downloads, missing_checkpoint, missing_hub_files
 
 TEMPLATE = "a photo of a {}."
 _HUB = "hf-hub:"
-_HUB_CONFIG = ("open_clip_config.json",)
 _HUB_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # in open_clip's order
 _PROMPTS_AT_ONCE = 256
 
@@ -33,13 +31,10 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
     classes = uri.option("classes")
     if classes and classes != "imagenet" and not Path(classes).is_file():
         yield Missing("file of class names", str(Path(classes).absolute()), "write one name per line, in label order")
-    if _is_random(uri):
-        return
-    if uri.target.startswith(_HUB):
-        yield from missing_hub_files(uri.target.removeprefix(_HUB), _HUB_CONFIG, _HUB_WEIGHTS)
-        return
     tag = uri.option("pretrained")
-    if tag is None or Path(tag).is_file():
+    if not uri.option("weights") and uri.target.startswith(_HUB):
+        yield from missing_hub_files(uri.target.removeprefix(_HUB), ("open_clip_config.json",), _HUB_WEIGHTS)
+    if uri.option("weights") or uri.target.startswith(_HUB) or tag is None or Path(tag).is_file():
         return
     config = _library().get_pretrained_cfg(uri.target, tag)
     repository, _, name = config.get("hf_hub", "").rpartition("/")
@@ -55,8 +50,8 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
              target="text",
              options={"classes": ("text", "file of class names, one per line, in label order; or imagenet"),
                       "template": ("text", "of a prompt, {} for the class, or a .txt file of several, one per line"),
-                      "pretrained": ("text", "a tag of open_clip, a file of weights, or none: random ones"),
-                      "weights": ("none", "the same as pretrained=none"), "seed": ("number", "of random weights")},
+                      "pretrained": ("text", "a tag of open_clip, or a file of weights"),
+                      "weights": ("none", "random ones"), "seed": ("number", "of weights=none")},
              random_weights=True, missing="missing_weights")  # fmt: skip
 def load_openclip(uri: ClassifierSource) -> Normalized:
     """Build the zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
@@ -65,7 +60,7 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
         BaseClassifierError: if open_clip is not installed or has no such model or weights, the weights are not
             available, the model does not have one vector per image, or the classes or templates cannot be used.
     """
-    library, is_random, on_hub = _library(), _is_random(uri), uri.target.startswith(_HUB)
+    library, is_random, on_hub = _library(), bool(uri.option("weights")), uri.target.startswith(_HUB)
     names, templates = _class_names(uri), _templates(uri)
     if not on_hub and uri.target not in library.list_models():
         raise BaseClassifierError(f"open_clip has no model {uri.target!r}; `open_clip.list_models()` has them all")
@@ -74,10 +69,8 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
         tags = library.list_pretrained_tags_by_model(uri.target)
         if tag is None or (tag not in tags and not Path(tag).is_file()):
             given = "pretrained is missing" if tag is None else f"pretrained={tag!r} is neither a file nor a tag of it"
-            raise BaseClassifierError(f"openclip:{uri.target}: {given}; it has: {', '.join(tags) or 'none'}, or none")
+            raise BaseClassifierError(f"openclip:{uri.target}: {given}; it has: {', '.join(tags) or 'none'}")
     with downloads(uri):
-        if is_random:
-            torch.default_generator.manual_seed(int(uri.option("seed") or 0))
         # open_clip only warns if weights were trained with QuickGELU, as OpenAI's were, and the architecture has GELU.
         quick = bool(tag and (library.get_pretrained_cfg(uri.target, tag) or {}).get("quick_gelu"))
         model = library.create_model(uri.target, pretrained=tag, force_quick_gelu=quick).eval()
@@ -117,16 +110,11 @@ class ZeroShot(nn.Module):
         return logits_BK
 
 
-@functools.cache
 def _library() -> Any:
     try:
         return import_quietly("open_clip")
     except ImportError as error:
         raise MissingExtra("openclip", str(error.name), "clip") from error
-
-
-def _is_random(uri: ClassifierSource) -> bool:
-    return "none" in (uri.option("weights"), uri.option("pretrained"))
 
 
 def _class_names(uri: ClassifierSource) -> list[str]:
@@ -136,10 +124,7 @@ def _class_names(uri: ClassifierSource) -> list[str]:
             f"openclip:{uri.target} needs classes=FILE, class names, one per line, in the order of the labels; or "
             "classes=imagenet"
         )
-    names = list(_library().IMAGENET_CLASSNAMES) if path == "imagenet" else _lines(path)
-    if len(names) < 2:
-        raise BaseClassifierError(f"{path} holds {len(names)} class names; at least 2 are needed")
-    return names
+    return list(_library().IMAGENET_CLASSNAMES) if path == "imagenet" else _lines(path)
 
 
 def _templates(uri: ClassifierSource) -> list[str]:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,7 @@ from ..config.run_config import digest
 from ..config.threat import ThreatModel
 from ..config.uris import DatasetSource
 from ..errors import DatasetError
-from ..images.arrays import ArrayImages
 from ..images.datasets import Dataset, labels_checksum, open_dataset
-from ..images.image_files import ImageFiles
 from ..images.parquet_images import (
     MANIFEST,
     ImagePart,
@@ -83,18 +81,27 @@ def _order(labels: bytes, seed: int) -> Sequence[int]:
 
 def _read(dataset: Dataset, indices: Sequence[int]) -> ImageRows:
     """Return the images as the uint8 pixels that they were decoded from."""
-    if not isinstance(dataset, ArrayImages | ImageFiles):
-        raise DatasetError(f"{dataset.uri} is prepared already")
-    images, labels = dataset.take(indices)
-    pixels = images.mul(255).round().byte()
-    if not bool((pixels.float().div(255) == images).all()):
+    images = [dataset[i][0] for i in indices]
+    pixels = [image.mul(255).round().byte() for image in images]
+    if any(bool((exact.float().div(255) != image).any()) for exact, image in zip(pixels, images, strict=True)):
         raise DatasetError(
             f"{dataset.uri}: its pixels are not multiples of 1/255, so uint8 cannot store them exactly; "
             "use it as data.uri without preparing it"
         )
+    _require_one_size(dataset, (tuple(image.shape) for image in images))
     names = getattr(dataset, "names", None)
     called = tuple(names[i] if names else f"{dataset.uri.partition(':')[0]}/{i}" for i in indices)
-    return ImageRows(pixels.numpy(), labels.numpy(), called)
+    return ImageRows(np.stack(pixels), dataset.labels[list(indices)], called)
+
+
+def _require_one_size(dataset: Dataset, shapes: Iterable[tuple[int, ...]]) -> Any:
+    """Return the only shape, or raise DatasetError."""
+    found = sorted(set(shapes))
+    if len(found) > 1:
+        raise DatasetError(
+            f"{dataset.uri}: images have different sizes, {found}; bring them to one: ?preprocess=Res256Crop224"
+        )
+    return found[0]
 
 
 def run(
@@ -138,17 +145,12 @@ def run(
     )  # fmt: skip
     with executing(executor, compute := ComputeConfig(num_gpus=0)) as used:
         Pool(spec, task, used.workers(compute), used, received).run(WorkQueue(split_images(n_images, part_size)))
-    shapes = {part.image_shape for part in done}
-    if len(shapes) > 1:
-        raise DatasetError(
-            f"{dataset.uri}: images have different sizes, {sorted(shapes)}; "
-            "bring them to one: ?preprocess=Res256Crop224"
-        )
+    image_shape = _require_one_size(dataset, (part.image_shape for part in done))
     manifest = Manifest(
         source=uri,
         content_hash=task.content_hash,
         seed=seed,
-        image_shape=shapes.pop(),
+        image_shape=image_shape,
         parts=tuple(sorted((part.part for part in done), key=lambda part: part.start)),
         labels=tuple(int(dataset.labels[i]) for i in task.order(dataset)),
     )

@@ -9,7 +9,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,11 +61,12 @@ class ArrayImages(Dataset):
 
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
-        return self._tensors(slice(start, stop))
+        import torch
 
-    def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
-        """Return any images as float32 in [0, 1], and their labels."""
-        return self._tensors(list(indices))
+        native = self.images.dtype.newbyteorder("=")  # torch knows no other byte order
+        pixels = torch.from_numpy(np.array(_channels_first(self.images[start:stop]), native, order="C"))
+        scaled = pixels.float().div(255) if pixels.dtype == torch.uint8 else pixels.float()
+        return scaled, torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
         """Return the sha256 of the first `n` images and labels."""
@@ -73,14 +74,6 @@ class ArrayImages(Dataset):
         for start in range(0, n, _CHUNK):
             sha.update(np.ascontiguousarray(_channels_first(self.images[start : min(start + _CHUNK, n)])).tobytes())
         return sha.hexdigest()
-
-    def _tensors(self, rows: slice | list[int]) -> "tuple[Tensor, Tensor]":
-        import torch
-
-        native = self.images.dtype.newbyteorder("=")  # torch knows no other byte order
-        pixels = torch.from_numpy(np.array(_channels_first(self.images[rows]), native, order="C"))
-        scaled = pixels.float().div(255) if pixels.dtype == torch.uint8 else pixels.float()
-        return scaled, torch.from_numpy(self.labels[rows].copy())
 
 
 @DATASETS("digits", describes="the test half of scikit-learn's digits", order=1, forms=("digits",), target="nothing",

@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
@@ -45,28 +45,23 @@ class ImageFiles(Dataset):
     class_names: tuple[str, ...]  # class 0, 1, ...
 
     def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
-        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels; errors as in `take`."""
-        return self.take(range(start, min(stop, len(self))))
-
-    def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
-        """Return any images as float32 in [0, 1], and their labels.
+        """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels.
 
         Raises:
             DatasetError: for a file that is missing or is not an image, or for images of different sizes.
         """
         import torch
 
-        prepare = preprocessing(self.preprocess)
-        images = [self._decoded(self.names[i], prepare) for i in indices]
-        for i, image in zip(indices, images, strict=True):
+        prepare, names = preprocessing(self.preprocess), self.names[start:stop]
+        images = [self._decoded(name, prepare) for name in names]
+        for name, image in zip(names, images, strict=True):
             if image.shape != images[0].shape:
-                first = self.names[indices[0]]
                 raise DatasetError(
-                    f"{self.uri}: {first} is {tuple(images[0].shape)} and {self.names[i]} {tuple(image.shape)} "
+                    f"{self.uri}: {names[0]} is {tuple(images[0].shape)} and {name} {tuple(image.shape)} "
                     "(channels, height, width); bring them to one size: ?preprocess=Res256Crop224"
                 )
         pixels = torch.stack(images) if images else torch.empty(0, 3, 1, 1)
-        return pixels.float().div(255), torch.from_numpy(self.labels[list(indices)])
+        return pixels.float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
         """Return the sha256 of the preprocessing, and of the labels, names and bytes of the first `n` files."""

@@ -93,7 +93,6 @@ def test_without_a_network_the_cache_is_named(uri: str) -> None:
     ("uri", "message"),
     [
         ("timm:resnt18", "timm has no model 'resnt18'; close ones: resnet18"),
-        ("timm:resnet18?weights=a1_in1k", "timm:resnet18.TAG"),
         ("torchvision:resnt18", "torchvision has no model 'resnt18'; close ones: resnet18"),
         ("torchvision:resnet18?weights=BEST", "no weights 'BEST'; valid: IMAGENET1K_V1, DEFAULT, none"),
         (f"timm:{TINY}?num_classes=3&checkpoint={{path}}", "does not fit ByobNet"),

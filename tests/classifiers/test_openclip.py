@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixednuts_dist.classifiers import openclip
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from mixednuts_dist.config.uris import ClassifierSource
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError, MissingExtra
@@ -32,7 +31,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_logits_are_the_scaled_cosines_of_images_and_prompts(classes: Path) -> None:
-    uri = f"openclip:tiny-clip?pretrained=none&seed=3&classes={classes}&template=a drawing of a {{}}"
+    uri = f"openclip:tiny-clip?weights=none&seed=3&classes={classes}&template=a drawing of a {{}}"
     model = load_classifier(uri, "rob")
     x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]):
@@ -55,7 +54,7 @@ def test_its_logits_are_the_scaled_cosines_of_images_and_prompts(classes: Path) 
 def test_several_templates_are_averaged(classes: Path) -> None:
     templates = classes.with_name("templates.txt")
     templates.write_text("a photo of a {}.\na painting of a {}.\n")
-    uri = f"openclip:tiny-clip?pretrained=none&classes={classes}&template="
+    uri = f"openclip:tiny-clip?weights=none&classes={classes}&template="
     both, one = load_classifier(f"{uri}{templates}", "rob"), load_classifier(f"{uri}a photo of a {{}}.", "rob")
     assert torch.allclose(both.net.heads.norm(dim=1), torch.ones(3))  # type: ignore[union-attr]
     assert not torch.allclose(both.net.heads, one.net.heads)  # type: ignore[union-attr]
@@ -64,12 +63,12 @@ def test_several_templates_are_averaged(classes: Path) -> None:
 @pytest.mark.parametrize(
     ("uri", "told"),
     [
-        ("openclip:tiny-clip?pretrained=none", "needs classes=FILE"),
-        ("openclip:tiny-clip?pretrained=none&classes=CLASSES&template=a photo", "has no {} where the class goes"),
-        ("openclip:tiny-clip?classes=CLASSES", "pretrained is missing; it has: none, or none"),
+        ("openclip:tiny-clip?weights=none", "needs classes=FILE"),
+        ("openclip:tiny-clip?weights=none&classes=CLASSES&template=a photo", "has no {} where the class goes"),
+        ("openclip:tiny-clip?classes=CLASSES", "pretrained is missing; it has: none"),
         ("openclip:ViT-B-32?pretrained=openia&classes=CLASSES", "nor a tag of it; it has: openai, laion"),
-        ("openclip:ViT-B-31?pretrained=none&classes=CLASSES", "open_clip has no model 'ViT-B-31'"),
-        ("openclip:tiny-clip?pretrained=none&classes=gone.txt", "FileNotFoundError: .*gone.txt"),
+        ("openclip:ViT-B-31?weights=none&classes=CLASSES", "open_clip has no model 'ViT-B-31'"),
+        ("openclip:tiny-clip?weights=none&classes=gone.txt", "FileNotFoundError: .*gone.txt"),
     ],
 )
 def test_what_cannot_be_built_is_told(classes: Path, uri: str, told: str) -> None:
@@ -93,7 +92,5 @@ def test_check_names_the_weights_of_the_hub_that_are_not_here(
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    openclip._library.cache_clear()
     with pytest.raises(MissingExtra, match=r"openclip needs open_clip\. Run in the clone: pip install '\.\[clip\]'"):
-        load_classifier("openclip:ViT-B-32?pretrained=none&classes=cat,dog")
-    openclip._library.cache_clear()
+        load_classifier("openclip:ViT-B-32?weights=none&classes=cat,dog")

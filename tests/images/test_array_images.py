@@ -30,9 +30,6 @@ def test_slices_equal_the_whole(tmp_path: Path, save: "np.ufunc", pixels: np.nda
         images, labels = data.read(start, stop)
         assert torch.equal(images, whole[start:stop])
         assert labels.tolist() == LABELS[start:stop].tolist()
-    images, labels = data.take([30, 2, 31, 2, 2])
-    assert torch.equal(images, whole[[30, 2, 31, 2, 2]])
-    assert labels.tolist() == LABELS[[30, 2, 31, 2, 2]].tolist()
     in_memory = ArrayImages("x", pixels, LABELS)
     assert data.checksum(20) == in_memory.checksum(20) != in_memory.checksum(21)
 
