@@ -154,7 +154,7 @@ def run(
         parts=tuple(sorted((part.part for part in done), key=lambda part: part.start)),
         labels=tuple(int(dataset.labels[i]) for i in task.order(dataset)),
     )
-    store.write(MANIFEST, manifest.to_json())
+    store.write(MANIFEST, manifest.model_dump_json().encode())
     return manifest
 
 

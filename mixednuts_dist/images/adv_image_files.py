@@ -8,7 +8,6 @@ Shapes: N adversarial images in the file, B requested images, C x H x W.
 """
 
 import hashlib
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,16 +35,17 @@ class AdvImages:
     x_adv_NCHW: Tensor
     rows: Mapping[int, int]  # sample id -> row
 
-    def require_match(self, n_images: int, x_BCHW: Tensor) -> None:
-        """Check that the adversarial images fit a run of `n_images` images, the first of which are `x_BCHW`.
+    def require_match(self, n_images: int, image_shape: Sequence[int]) -> None:
+        """Check that the adversarial images fit a run of `n_images` images (C, H, W).
 
         Raises:
             DatasetError: if their shape differs, or if none of their sample ids belongs to the run.
         """
-        if self.x_adv_NCHW.shape[1:] != x_BCHW.shape[1:]:
+        shape = tuple(self.x_adv_NCHW.shape[1:])
+        if shape != tuple(image_shape):
             raise DatasetError(
-                f"{self.path}: its images have the shape {tuple(self.x_adv_NCHW.shape[1:])}, the run's images "
-                f"{tuple(x_BCHW.shape[1:])} (channels, height, width)"
+                f"{self.path}: its images have the shape {shape}, the run's images {tuple(image_shape)} "
+                "(channels, height, width)"
             )
         if not any(0 <= each < n_images for each in self.rows):
             raise DatasetError(
@@ -53,8 +53,14 @@ class AdvImages:
                 f"{n_images - 1}"
             )
 
-    def checked(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "CheckedAdvImages":
-        """Return the adversarial images of `sample_ids`, and which of them are in the ball and the pixel range."""
+    def checked(
+        self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the adversarial images of `sample_ids`, and columns about the images in the file.
+
+        The clean image replaces an image that is missing or not valid. The columns (B,) are `given` (in the file),
+        `in_range` (within [0, 1]), `counts` (given, in range and in the ball), and `distance` in the threat's norm.
+        """
         given_B = torch.tensor([each in self.rows for each in sample_ids], device=x_BCHW.device)
         found = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
         x_adv = x_BCHW.clone()
@@ -63,18 +69,8 @@ class AdvImages:
         in_range_B = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
         counts_B = given_B & in_range_B & ball.contains(x_adv, x_BCHW)
         tried = torch.where(counts_B[:, None, None, None], x_adv, x_BCHW)
-        return CheckedAdvImages(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
-
-
-@dataclass(frozen=True)
-class CheckedAdvImages:
-    """Adversarial images and whether they are in the ball and the pixel range, in the order of the images."""
-
-    tried: Tensor  # (B, C, H, W); the clean image if the adversarial image is missing or invalid
-    given: Tensor  # (B,) bool
-    in_range: Tensor  # (B,) bool
-    counts: Tensor  # (B,) bool: given, within [0, 1] and within the ball
-    distance: Tensor  # (B,) in the threat model's norm
+        distance_B = ball.length(x_adv - x_BCHW).double()
+        return tried, {"given": given_B, "in_range": in_range_B, "counts": counts_B, "distance": distance_B}
 
 
 @cache
@@ -86,10 +82,12 @@ def read_adv_images(path: str) -> AdvImages:
     """
     try:
         values, ids = _read(Path(path))
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        x_adv_NCHW = torch.as_tensor(values)
+    except DatasetError:
+        raise
+    except Exception as error:  # at damaged bytes the parsers raise almost any of Python's errors
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DatasetError(f"{path} holds no images that can be read (a tensor or an array x_adv): {reason}") from error
-    x_adv_NCHW = torch.as_tensor(values)
     if x_adv_NCHW.dim() != 4 or not len(x_adv_NCHW) or len(x_adv_NCHW) != len(ids):
         raise DatasetError(
             f"{path}: {tuple(x_adv_NCHW.shape)} with {len(ids)} sample ids are not N images (N, C, H, W)"
@@ -106,9 +104,8 @@ def read_adv_images(path: str) -> AdvImages:
 @cache
 def adv_images_checksum(path: str) -> str:
     """Return the sha256 of a file, or of a folder's Parquet files in order. Raises DatasetError if none exists."""
-    files = _files(Path(path))
     sha = hashlib.sha256()
-    for each in files:
+    for each in _files(Path(path)):
         with each.open("rb") as file:
             hashlib.file_digest(file, lambda: sha)
     return sha.hexdigest()
@@ -136,5 +133,5 @@ def _read(path: Path) -> tuple[Any, Sequence[int]]:
     name = next((name for name in _NAMES if name in held), None)
     if name is None:
         raise ValueError(f"it holds {sorted(map(str, held))[:10]}; name the images x_adv")
-    values = held[name]
+    values = held[name]  # an .npz file reads them each time
     return values, [int(each) for each in held["sample_id"]] if "sample_id" in held else range(len(values))

@@ -88,9 +88,8 @@ def load_digits_split(split: Literal["train", "test"]) -> "tuple[Tensor, Tensor]
     """Read one half of the digits. The sample id of an image is its row in the half.
 
     The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data,
-    about 130 from each of 13 people. The labels suggest that the rows of each person are together, so a cut at one row
-    separates people: the images of all writers except one are on one side. A shuffled split would put every writer on
-    both sides, and the accuracies would be too high.
+    about 130 from each of 13 people. The rows of each person seem to be together, so a cut at one row puts all writers
+    except one on one side. With a shuffled split, the accuracies would be too high.
 
     Args:
         split: "train" for the first 898 rows of `sklearn.datasets.load_digits`, "test" for the other 899.

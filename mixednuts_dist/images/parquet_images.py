@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from ..config.register import DATASETS
@@ -29,7 +29,6 @@ from .datasets import Dataset
 
 MANIFEST = "manifest.json"
 _METADATA = b"mixednuts_images"
-_RESOLUTION = float(1 << 64)
 logger = logging.getLogger(__name__)
 
 _UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError)
@@ -45,8 +44,7 @@ class ImagePart:
     sha256: str  # content of the rows, independent of compression
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel, frozen=True):
     """The content of `manifest.json`."""
 
     source: str  # the URI that was prepared
@@ -56,14 +54,6 @@ class Manifest:
     parts: tuple[ImagePart, ...]
     labels: tuple[int, ...]
     version: Literal[1] = 1
-
-    def to_json(self) -> bytes:
-        return TypeAdapter(Manifest).dump_json(self)
-
-    @staticmethod
-    def from_json(content: bytes) -> "Manifest":
-        """Parse a manifest. Raises ValidationError for another content or version."""
-        return TypeAdapter(Manifest).validate_json(content)
 
 
 @dataclass(frozen=True)
@@ -101,12 +91,12 @@ class ParquetImages(Dataset):
         Raises:
             DatasetError: for a part that is missing, damaged, or not the one in the manifest.
         """
-        pieces = []
+        pieces = [np.empty((0, *self.manifest.image_shape), np.uint8)]
         for part in self._parts(start, stop):
             if self._last is None or self._last[0] != part:
                 self._last = (part, read_part(self.store, part))
             pieces.append(self._last[1].images[max(start - part.start, 0) : stop - part.start])
-        pixels = np.concatenate(pieces) if pieces else np.empty((0, *self.manifest.image_shape), np.uint8)
+        pixels = np.concatenate(pieces)
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
@@ -129,15 +119,14 @@ def open_parquet(uri: DatasetSource) -> ParquetImages:
     Raises:
         DatasetError: if the manifest is missing (the message has the command that creates one) or not readable.
     """
-    address = uri.target
+    address, store = uri.target, Store(uri.target)
+    if not store.exists(MANIFEST):
+        raise DatasetError(
+            f"parquet:{address}: there is no {store.address(MANIFEST)}; make or complete the set with: "
+            f"mixednuts prepare URI --to {address}"
+        )
     try:
-        store = Store(address)
-        if not store.exists(MANIFEST):
-            raise DatasetError(
-                f"parquet:{address}: there is no {store.address(MANIFEST)}; make or complete the set with: "
-                f"mixednuts prepare URI --to {address}"
-            )
-        manifest = Manifest.from_json(store.read(MANIFEST))
+        manifest = Manifest.model_validate_json(store.read(MANIFEST))
     except ValidationError as error:
         wrong = error.errors()[0]
         reason = f"{'.'.join(map(str, wrong['loc']))} {wrong['msg']}".strip()
@@ -220,4 +209,4 @@ def balanced_order(labels: Iterable[int], seed: int) -> list[int]:
 
 def _uniform(key: str) -> float:
     """Return a pseudorandom number in [0, 1) that depends only on `key`."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / _RESOLUTION
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / 2**64

@@ -54,21 +54,19 @@ class VerifyAdvImages(Stage):
         from ..images.adv_image_files import read_adv_images
 
         x, y = worker.images(partition)
-        given = read_adv_images(travelled(worker.spec.working_folder)(self.keys.file))
-        held = given.checked(range(partition.start, partition.stop), x, worker.spec.threat)
-        counts = held.counts.cpu()
+        adv_images = read_adv_images(travelled(worker.spec.working_folder)(self.keys.file))
+        x_adv, checked = adv_images.checked(range(partition.start, partition.stop), x, worker.spec.threat)
+        checked = {name: column.cpu() for name, column in checked.items()}
         models = {**worker.networks, worker.model_name: worker.model}
         verifiers = [Verifier(model, worker.shape(x)) for model in models.values()]
         clean = [verifier.verify(x, y) for verifier in verifiers]
-        verified = [verifier.verify(held.tried, y) for verifier in verifiers]
+        verified = [verifier.verify(x_adv, y) for verifier in verifiers]
         columns = {
-            "given": held.given.cpu(),
-            "in_range": held.in_range.cpu(),
-            "counts": counts,
-            "distance": held.distance.cpu().double(),
+            **checked,
             "clean_right": torch.stack([~each.wrong for each in clean], dim=1),
             "right": torch.stack([~each.wrong for each in verified], dim=1),
-            "at_border": torch.stack([_borderline(each.logits) for each in verified], dim=1) & counts[:, None],
+            "at_border": torch.stack([_borderline(each.logits) for each in verified], dim=1)
+            & checked["counts"][:, None],
         }
         robust_B = columns["clean_right"][:, -1] & columns["right"][:, -1]
         n_forward = 2 * len(x) * len(worker.networks)
@@ -85,12 +83,10 @@ class VerifyAdvImages(Stage):
         Raises:
             DatasetError: if the file holds examples for other images.
         """
-        import torch
-
         from ..images.adv_image_files import read_adv_images
 
         inputs = opened.inputs
-        read_adv_images(self.keys.file).require_match(inputs.n_images, torch.empty(0, *inputs.image_shape))
+        read_adv_images(self.keys.file).require_match(inputs.n_images, inputs.image_shape)
         super().complete(opened, executor, progress)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:

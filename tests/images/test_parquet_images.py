@@ -33,8 +33,10 @@ def prepared(tmp_path: Path) -> tuple[str, np.ndarray]:
         store.write(f"part-{i:05d}.parquet", encode_part(rows, "f"))
         parts.append(ImagePart(f"part-{i:05d}.parquet", start, stop, rows.sha256))
         start = stop
-    manifest = Manifest("npz:x", "f", 0, (3, 4, 6), tuple(parts), tuple(range(13)))
-    store.write(MANIFEST, manifest.to_json())
+    manifest = Manifest(
+        source="npz:x", content_hash="f", seed=0, image_shape=(3, 4, 6), parts=tuple(parts), labels=tuple(range(13))
+    )
+    store.write(MANIFEST, manifest.model_dump_json().encode())
     return f"parquet:{tmp_path}", pixels
 
 
@@ -56,7 +58,7 @@ def test_checksum_reads_only_the_manifest(prepared: tuple[str, np.ndarray]) -> N
     (folder / "part-00001.parquet").unlink()
     assert open_dataset(prepared[0]).checksum(13) == sums[2]
     text = (folder / MANIFEST).read_text()
-    sha = Manifest.from_json(text.encode()).parts[0].sha256
+    sha = Manifest.model_validate_json(text).parts[0].sha256
     (folder / MANIFEST).write_text(text.replace(sha, "0" * 64))
     assert open_dataset(prepared[0]).checksum(5) != sums[0]
 

@@ -130,7 +130,10 @@ def grown_mebibytes(tmp_path: Path) -> float:
         store.write(part.file_name, encode_part(rows, "f"))
         parts.append(ImagePart(part.file_name, part.start, part.stop, rows.sha256))
     labels = tuple(i % size % 10 for i in range(n_images))
-    store.write(MANIFEST, Manifest("npz:x", "f", 0, (3, 224, 224), tuple(parts), labels).to_json())
+    manifest = Manifest(
+        source="npz:x", content_hash="f", seed=0, image_shape=(3, 224, 224), parts=tuple(parts), labels=labels
+    )
+    store.write(MANIFEST, manifest.model_dump_json().encode())
     (tmp_path / "cheap.py").write_text(CHEAP_CLASSIFIER)
     (tmp_path / "run.yaml").write_text("")
     source = ClassifierSource(f"py:{tmp_path / 'cheap.py'}:pooled")
