@@ -63,13 +63,14 @@ def export_submission(
     dataset = open_dataset(run.config.data.uri)
     source = dataset.manifest.source if isinstance(dataset, ParquetImages) else run.config.data.uri.written
     leaderboard = source.partition(":")[0]
-    x_adv_NCHW, clean, robust = _evaluated(run, dataset, searched)
+    x_adv_NCHW, counts = _evaluated(run, dataset, searched)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(x_adv_NCHW, folder / TENSOR)
+    std, rob = (run.config.model_dump(mode="json")[role] for role in ("std", "rob"))
     content = {
-        "model": _model(run), "threat": run.config.threat.threat_model(), "tensor": TENSOR, "leaderboard": leaderboard,
-        "attacks": _attacks(run),
-        "clean": _share(clean), "robust": _share(robust),
+        "model": f"MixedNUTS of {std} and {rob}" if std else rob, "threat": run.config.threat.threat_model(),
+        "tensor": TENSOR, "leaderboard": leaderboard, "attacks": _attacks(run),
+        **{name: f"{of.percent:.2f} % ({of.correct} of {of.total} images)" for name, of in counts.items()},
     }  # fmt: skip
     for form in (EVALUATION, NEW_MODEL):
         (folder / form).write_text(rendered("deployment", form, **content), encoding="utf-8")
@@ -77,13 +78,7 @@ def export_submission(
     return [TENSOR, EVALUATION, NEW_MODEL], left_out
 
 
-def _model(run: Run) -> str:
-    """Describe the attacked classifier by what it is made of."""
-    written = run.config.model_dump(mode="json")
-    return f"MixedNUTS of {written['std']} and {written['rob']}" if run.config.std else str(written["rob"])
-
-
-def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> tuple[Tensor, Count, Count]:
+def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> tuple[Tensor, dict[str, Count]]:
     """Return the adversarial images in the order of the source, float32, and the clean and robust counts."""
     name, content_hash = "mixed" if searched else "rob", evaluate_content_hash(run, searched)
     order_N = _order(dataset, run.inputs.n_images)
@@ -102,19 +97,18 @@ def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> tuple[T
         if not torch.equal(right_B, rows["robust"]):
             raise InvalidInputError(f"{part}: the stored adversarial images do not reproduce the stored results")
         n_robust += int(right_B.sum())
-    return x_adv_NCHW, Count(n_clean, len(x_adv_NCHW)), Count(n_robust, len(x_adv_NCHW))
+    return x_adv_NCHW, {"clean": Count(n_clean, len(x_adv_NCHW)), "robust": Count(n_robust, len(x_adv_NCHW))}
 
 
 def _check_threat(run: Run, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
     threat = run.config.threat.threat_model()
-    eps, norm = threat.eps, threat.norm
     ball, delta_BCHW = ball_of(threat), x_adv_BCHW - clean_BCHW
     rounding = float(ball.length(torch.full_like(delta_BCHW[:1], _ROUNDING)))  # in every pixel
     worst = float(ball.length(delta_BCHW).max())
-    if worst > eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
+    if worst > threat.eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
         raise InvalidInputError(
-            f"{part}: a stored image is {worst:.6g} away from the clean one ({norm}; eps is {eps:g}) or outside "
-            "[0, 1]. Check that the images of the data set have not changed"
+            f"{part}: a stored image is {worst:.6g} away from the clean one ({threat}) or outside [0, 1]. "
+            "Check that the images of the data set have not changed"
         )
 
 
@@ -153,7 +147,3 @@ def _attacks(run: Run) -> str:
         f"adaptive {name} of MixedNUTS: {', then '.join(steps)}, gradients of the differentiable surrogate (mode "
         f"{config.evaluate.mode}), each broken image verified in float32 on the mixed classifier itself; {end}"
     )
-
-
-def _share(count: Count) -> str:
-    return f"{count.percent:.2f} % ({count.correct} of {count.total} images)"

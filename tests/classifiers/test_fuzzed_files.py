@@ -24,37 +24,23 @@ from mixednuts_dist.images.datasets import check_images, open_dataset
 N_CASES = 50  # per kind of file
 
 
-def npz(save: Callable[..., None], dtype: type) -> bytes:
+BITS, LABELS = np.arange(2 * 3 * 4 * 4).reshape(2, 3, 4, 4) % 2, np.array([0, 1])
+STATE = {"state_dict": {"module.a": torch.ones(3), "module.b": torch.zeros(2, 2)}}
+
+
+def written(save: Callable[[io.BytesIO], object]) -> bytes:
     sink = io.BytesIO()
-    save(sink, images=(np.arange(2 * 3 * 4 * 4).reshape(2, 3, 4, 4) % 2).astype(dtype), labels=np.array([0, 1]))
-    return sink.getvalue()
-
-
-def picture() -> bytes:
-    sink = io.BytesIO()
-    Image.fromarray(np.zeros((6, 5, 3), np.uint8)).save(sink, "PNG")
-    return sink.getvalue()
-
-
-def checkpoint() -> bytes:
-    sink = io.BytesIO()
-    torch.save({"state_dict": {"module.a": torch.ones(3), "module.b": torch.zeros(2, 2)}}, sink)
-    return sink.getvalue()
-
-
-def npy() -> bytes:
-    sink = io.BytesIO()
-    np.save(sink, np.zeros((2, 3), np.float32))
+    save(sink)
     return sink.getvalue()
 
 
 WHOLE = {
-    "stored.npz": npz(np.savez, np.uint8),
-    "packed.npz": npz(np.savez_compressed, np.float32),
-    "image.png": picture(),
-    "weights.pt": checkpoint(),
+    "stored.npz": written(lambda file: np.savez(file, images=BITS.astype(np.uint8), labels=LABELS)),
+    "packed.npz": written(lambda file: np.savez_compressed(file, images=BITS.astype(np.float32), labels=LABELS)),
+    "image.png": written(lambda file: Image.fromarray(np.zeros((6, 5, 3), np.uint8)).save(file, "PNG")),
+    "weights.pt": written(lambda file: torch.save(STATE, file)),
     "weights.safetensors": save({"a": torch.ones(3)}),
-    "answer.npy": npy(),
+    "answer.npy": written(lambda file: np.save(file, np.zeros((2, 3), np.float32))),
 }
 
 
