@@ -133,3 +133,8 @@ def log_json(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first 300 characters of an error's text on one line, or its type if it has no text."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

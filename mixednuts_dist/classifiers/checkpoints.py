@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from ..config.uris import Missing
-from ..errors import BaseClassifierError
+from ..errors import BaseClassifierError, reason_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +71,7 @@ def load_weights(model: "nn.Module", path: Path, may_lack: Collection[str] = ())
     try:
         model.load_state_dict(own | read_state_dict(path))
     except RuntimeError as error:
-        raise BaseClassifierError(f"{path} does not fit {type(model).__name__}: {_shortened(str(error))}") from error
+        raise BaseClassifierError(f"{path} does not fit {type(model).__name__}: {reason_of(error)}") from error
     return model
 
 
@@ -93,12 +93,11 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BaseClassifierError(
-            f"{path} holds more than tensors, and loading it could run any code: {_shortened(str(error))}. If you "
+            f"{path} holds more than tensors, and loading it could run any code: {reason_of(error)}. If you "
             "trust it, convert it once: torch.save(torch.load(FILE, weights_only=False)['state_dict'], FILE)"
         ) from error
     except Exception as error:  # at damaged bytes the two parsers raise almost any of Python's errors
-        reason = _shortened(str(error)) or type(error).__name__
-        raise BaseClassifierError(f"{path} is damaged: {reason}; copy or download it again") from error
+        raise BaseClassifierError(f"{path} is damaged: {reason_of(error)}; copy or download it again") from error
     return _unwrapped(content, path)
 
 
@@ -135,11 +134,6 @@ def _unwrapped(content: Any, path: Path) -> "dict[str, Tensor]":
     return state
 
 
-def _shortened(text: str, most: int = 300) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[:most]} ..."
-
-
 def fetch(item: Missing) -> str:
     """Download a missing file and return its sha256.
 
@@ -163,7 +157,7 @@ def fetch(item: Missing) -> str:
     except Exception as error:  # libraries raise their own errors
         source = item.url or "its library"
         raise BaseClassifierError(
-            f"{item.what} cannot be fetched from {source} ({_shortened(str(error))}). Get it manually: {item.command}"
+            f"{item.what} cannot be fetched from {source} ({reason_of(error)}). Get it manually: {item.command}"
         ) from error
     sha256 = _sha256(part)
     if not sha256.startswith(item.sha256):

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from ..config.config_file import read_json
 from ..config.uris import ClassifierSource
 from ..config.versions import fast_notes
-from ..errors import DamagedFile, InvalidInputError, StoreError
+from ..errors import DamagedFile, InvalidInputError, StoreError, reason_of
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
 from .loading import DeployedRun, StoredBase, write_folder
@@ -100,8 +100,7 @@ def upload(folder: Path, name: str) -> str:
         api.create_repo(name, exist_ok=True)
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="MixedNUTS classifier"))
     except OSError as error:  # HfHubHTTPError and connection errors alike
-        reason = " ".join(str(error).split())[:300]
-        raise StoreError(f"hf:{name}: the upload failed ({reason}); the folder is {folder}") from error
+        raise StoreError(f"hf:{name}: the upload failed ({reason_of(error)}); the folder is {folder}") from error
 
 
 def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:

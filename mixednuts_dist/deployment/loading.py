@@ -25,7 +25,7 @@ from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
 from ..config.run_config import RunConfig
 from ..config.uris import GIVEN, ClassifierSource, needs_trust
-from ..errors import ContentHashMismatch, InvalidInputError
+from ..errors import ContentHashMismatch, InvalidInputError, reason_of
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..selection.choice import Choice
@@ -249,9 +249,8 @@ def _local_folder(source: str, endings: tuple[str, ...], temporary: Path) -> Pat
         try:
             return Path(snapshot_download(source.removeprefix(HUB), allow_patterns=[f"*{end}" for end in endings]))
         except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
-            reason = " ".join(str(error).split())[:200]
             raise InvalidInputError(
-                f"{source} is not in the local cache and cannot be downloaded ({reason})"
+                f"{source} is not in the local cache and cannot be downloaded ({reason_of(error)})"
             ) from error
     if "://" not in source:
         return Path(source)
@@ -299,9 +298,8 @@ def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None, 
         try:
             load_model(model, str(folder / stored.weights))
         except (OSError, RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:300]
             raise InvalidInputError(
-                f"{folder / stored.weights} does not fit {role}, a {type(model).__name__}: {reason}"
+                f"{folder / stored.weights} does not fit {role}, a {type(model).__name__}: {reason_of(error)}"
             ) from error
     if given is None and stored.sha256:
         _require_weights(model, role, source, stored.sha256, f"Pass {role}=module to use other ones anyway")

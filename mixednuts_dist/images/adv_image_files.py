@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..config.threat import ThreatModel
-from ..errors import DatasetError
+from ..errors import DatasetError, reason_of
 from ..norms.ball import ball_of
 from ..storage.tables import to_tensor
 
@@ -86,8 +86,9 @@ def read_adv_images(path: str) -> AdvImages:
     except DatasetError:
         raise
     except Exception as error:  # at damaged bytes the parsers raise almost any of Python's errors
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DatasetError(f"{path} holds no images that can be read (a tensor or an array x_adv): {reason}") from error
+        raise DatasetError(
+            f"{path} holds no images that can be read (a tensor or an array x_adv): {reason_of(error)}"
+        ) from error
     if x_adv_NCHW.dim() != 4 or not len(x_adv_NCHW) or len(x_adv_NCHW) != len(ids):
         raise DatasetError(
             f"{path}: {tuple(x_adv_NCHW.shape)} with {len(ids)} sample ids are not N images (N, C, H, W)"
