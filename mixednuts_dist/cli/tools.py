@@ -222,10 +222,10 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
             found = read_run(run, beta=beta, trust_code=trust_code)
             MESSAGES.print(f"loading the classifiers of {found.run_id}, writing weights, parameters and card")
             written = export_run(found, folder, address=output)
-        shown = ", trust_code=True" if any(folder.glob("*.py")) else ""
         if hub is not None:
             MESSAGES.print(f"uploading to hf:{hub}")
         place = upload(folder, hub) if hub is not None else str(folder)
     MESSAGES.print(f"{place}: {', '.join(written)}")
     if not robustbench:
-        click.echo(f'load_pretrained("{output}"{shown})')
+        trust = ", trust_code=True" if found.runs_code else ""
+        click.echo(f'load_pretrained("{output}"{trust})')

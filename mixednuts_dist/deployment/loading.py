@@ -54,6 +54,11 @@ class DeployedRun:
         """Return whether this is the beta that the run attacked."""
         return self.chosen.beta == self.searched.deployed_beta
 
+    @property
+    def runs_code(self) -> bool:
+        """Return whether a base classifier runs Python code outside the package, or uses a service."""
+        return any(source.runs_code for source in self.stored.config.classifiers.values())
+
     def classifier(self) -> MixedClassifier:
         """Build the mixed classifier, with the weights and the surrogate that the run used.
 
@@ -220,12 +225,12 @@ def load_pretrained(
         source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
         std: module to use instead of the one that the folder names; it receives the saved weights.
         rob: the same for the robust base classifier.
-        trust_code: run the Python files of `source` that build its base classifiers. Read them first.
+        trust_code: run the Python code and use the services that `source` names for base classifiers. Read it first.
 
     Raises:
         BaseClassifierError: if a URI cannot be built here.
-        InvalidInputError: if `source` does not hold a mixed classifier of a known version, or if a base classifier is
-            not available.
+        InvalidInputError: if `source` does not hold a mixed classifier of a known version, if a base classifier is
+            not available, or if one runs code and `trust_code` is not given.
         ContentHashMismatch: if the weights of a base classifier differ from the saved ones.
     """
     endings = (".json", ".safetensors", *((".py",) if trust_code else ()))
@@ -285,13 +290,14 @@ def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None, 
             raise InvalidInputError(
                 f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
             )
-        if stored.code and trust_code:
-            source = ClassifierSource(source.located(lambda _: str(folder / str(stored.code))))
-        elif stored.code and source.code_file and not Path(source.code_file).is_file():
+        if source.runs_code and not trust_code:
+            what = f"the Python file {stored.code}" if stored.code else repr(stored.uri)
             raise InvalidInputError(
-                f"{role} is built by the Python file {stored.code} of {folder}, which is run only if you ask for it: "
+                f"{role} is built by {what} of {folder}, which is run only if you ask for it: "
                 f"read it, then pass trust_code=True, or {role}=module"
             )
+        if stored.code:
+            source = ClassifierSource(source.located(lambda _: str(folder / str(stored.code))))
         bare = (source.without_weights() or without_weights_argument(source)) if stored.weights else None
         model = load_classifier(bare or source, role)
     if stored.weights:

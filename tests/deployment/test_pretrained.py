@@ -71,6 +71,20 @@ def test_other_weights_than_were_saved_are_refused(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path, rob=rob).rob is rob
 
 
+@pytest.mark.parametrize("weights", [None, "std.safetensors"])
+@pytest.mark.parametrize("uri", ["py:os:mkdir?path=CANARY", "py:FILE:std", "http://127.0.0.1:9/x"])
+def test_code_of_an_untrusted_folder_is_not_run(tmp_path: Path, uri: str, weights: str | None) -> None:
+    canary, file = tmp_path / "canary", tmp_path / "nets.py"
+    file.write_text(f"open({str(canary)!r}, 'w')\n")
+    uri = uri.replace("CANARY", str(canary)).replace("FILE", str(file))
+    model = MixedClassifier(load_classifier("demo:std"), load_classifier("demo:rob"), LogitTransform(5, 4, -1.1), 0.99)
+    write_folder(model, tmp_path / "saved", {"std": StoredBase(uri, weights), "rob": StoredBase("demo:rob")})
+    with pytest.raises(InvalidInputError, match=r"which is run only if you ask .*trust_code=True"):
+        load_pretrained(tmp_path / "saved")
+    assert not canary.exists()
+    assert load_pretrained(tmp_path / "saved", std=load_classifier("demo:std")).alpha == model.alpha
+
+
 def test_a_folder_in_a_bucket_loads(tmp_path: Path, object_store: object) -> None:
     model = mixed()
     save_pretrained(model, tmp_path)
