@@ -85,7 +85,8 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
     import torch
     from safetensors.torch import load_file
 
-    require_checkpoint(path)
+    if problem := checkpoint_problem(path):
+        raise BaseClassifierError(problem)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -101,21 +102,21 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
     return _unwrapped(content, path)
 
 
-def require_checkpoint(path: Path) -> None:
-    """Raise BaseClassifierError for a file that is missing or empty, a web page, or a Git LFS pointer."""
+def checkpoint_problem(path: Path) -> str | None:
+    """Return what is wrong with a file that is missing or empty, a web page, or a Git LFS pointer, otherwise None."""
     if not path.is_file():
-        raise BaseClassifierError(f"there is no checkpoint {path.absolute()}")
+        return f"there is no checkpoint {path.absolute()}"
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES).lstrip().lower()
     if not head:
-        raise BaseClassifierError(f"{path} is empty; copy or download it again")
+        return f"{path} is empty; copy or download it again"
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        raise BaseClassifierError(
+        return (
             f"{path} is a web page, not a checkpoint: the server answered the download with a page (a quota, a "
             "confirmation or an error). Delete it and download the file again, with a browser if necessary"
         )
-    if head.startswith(b"version https://git-lfs"):
-        raise BaseClassifierError(f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull")
+    is_pointer = head.startswith(b"version https://git-lfs")
+    return f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull" if is_pointer else None
 
 
 def _unwrapped(content: Any, path: Path) -> "dict[str, Tensor]":
@@ -165,7 +166,8 @@ def fetch(item: Missing) -> str:
         raise BaseClassifierError(
             f"{item.url} sent a file with sha256 {sha256[:12]}..., but {item.sha256}... is published. It was deleted"
         )
-    require_checkpoint(part)  # the server may have sent a page
+    if problem := checkpoint_problem(part):  # the server may have sent a page
+        raise BaseClassifierError(problem)
     part.replace(path)
     return sha256
 

@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError
-from .checkpoints import import_quietly, load_weights, quietly, require_checkpoint, tensors_only
+from .checkpoints import checkpoint_problem, import_quietly, load_weights, quietly, tensors_only
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -127,9 +127,7 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
         return
     for part in _parts(uri) or (uri,):
         for path, drive_id in _weight_files(part):
-            try:
-                require_checkpoint(path)
-            except BaseClassifierError:
+            if checkpoint_problem(path):
                 url = f"https://drive.usercontent.google.com/download?id={drive_id}&export=download&confirm=t"
                 command = f"mkdir -p {path.parent} && gdown {drive_id} -O {path}"
                 if part.option("part") is not None:
@@ -163,10 +161,7 @@ def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
     if uri.option("weights") == "none":
         return _random_model(uri)
     for item in missing_weights(uri):
-        try:
-            require_checkpoint(Path(item.path))
-        except BaseClassifierError as error:
-            raise BaseClassifierError(f"{error}: {item.command}") from error
+        raise BaseClassifierError(f"{checkpoint_problem(Path(item.path))}: {item.command}")
     if uri.option("part") is not None:
         return load_weights(_random_model(uri), files[0][0], may_lack=_UNUSED_BY_FORWARD)
     load = import_robustbench("robustbench.utils").load_model

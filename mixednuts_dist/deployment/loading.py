@@ -134,12 +134,7 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
 
     Python files come from the folder of the configuration or, if they have changed or are gone, from the run's copies.
 
-    Raises:
-        MissingArtifact: if there is no run, or if its search has not finished.
-        InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
-            code or a service, without `trust_code`.
-        DamagedFile: if `run.yaml` or `search/selected.json` is damaged.
-        ContentHashMismatch: if the search's result belongs to another run.
+    Raises as `load_run`, except for the weights, and DamagedFile if `run.yaml` or `search/selected.json` is damaged.
     """
     run, described = open_stored(uri, trust_code)
     run_id = described["run_id"]

@@ -15,7 +15,6 @@ from mixednuts_dist.images.parquet_images import (
     balanced_order,
     decode_part,
     encode_part,
-    finished_part,
 )
 from mixednuts_dist.storage.store import Store
 
@@ -90,21 +89,6 @@ def test_every_changed_bit_of_the_pixels_is_noticed() -> None:
         broken[place] ^= 1 << (place % 8)
         with pytest.raises((OSError, ValueError)):
             decode_part(bytes(broken))
-
-
-def test_only_a_whole_part_of_the_same_preparation_is_kept(
-    prepared: tuple[str, np.ndarray], caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = Path(prepared[0].removeprefix("parquet:"))
-    store = Store(str(folder))
-    kept = finished_part(store, "part-00000.parquet", "f")
-    assert kept is not None
-    assert kept.names[3] == "n/3"
-    assert finished_part(store, "part-00000.parquet", "g") is None
-    assert finished_part(store, "part-00009.parquet", "f") is None
-    (folder / "part-00000.parquet").write_bytes(b"PAR1")
-    assert finished_part(store, "part-00000.parquet", "f") is None
-    assert "part-00000.parquet is damaged" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def test_a_second_run_writes_only_what_is_missing_or_damaged(source: str, write:
     (tmp_path / "out" / "manifest.json").unlink()  # as after an interruption
     assert write(source) == [True, True, False, True, False, True, True]
     assert {path.name: path.read_bytes() for path in parts} == before
+    (tmp_path / "out" / "manifest.json").unlink()
+    assert write(source, seed=1) == [False] * 7, "parts of another order are not kept"
 
 
 def test_prepare_rejects_another_source_or_order(source: str, write: Prepare, tmp_path: Path) -> None:
