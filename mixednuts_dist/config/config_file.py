@@ -104,13 +104,12 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[Any, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in lines:
-                    first = lines[key.tag, key.value]
-                    raise _refused(f"the key {shortened(key.value)} already occurs on line {first}", key.start_mark)
-                lines[key.tag, key.value] = key.start_mark.line + 1
+        seen: dict[Any, yaml.ScalarNode] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            first = seen.setdefault((key.tag, key.value), key)
+            if first is not key:
+                line = first.start_mark.line + 1
+                raise _refused(f"the key {shortened(key.value)} already occurs on line {line}", key.start_mark)
         return super().construct_mapping(node, deep)
 
 

@@ -42,7 +42,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (module, is ours) of each import, also of those by string; ours relative to the package."""
+    """Yield (module, is ours) of each import; ours relative to the package."""
     here = [*path.relative_to(PACKAGE).parts[:-1]]
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -56,29 +56,18 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             full = [*base, *(node.module or "").split(".")]
             names = [part for part in full if part]
             yield from ((".".join(names), True),) if names else ((alias.name, True) for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from ((module, True) for module in named_modules(node.value, here))
 
 
-def named_modules(text: str, here: list[str]) -> Iterator[str]:
-    """Yield the module of this package that a string names, absolute or relative to the package at `here`."""
-    found = re.fullmatch(rf"({PACKAGE.name}\.|\.+)(\w+(?:\.\w+)*)(?::\w+)?", text)
-    if found is None:
-        return
-    level = 0 if found[1].startswith(PACKAGE.name) else len(found[1])
-    names = [*(here[: len(here) - (level - 1)] if level else []), *found[2].split(".")]
-    for end in (len(names), len(names) - 1):  # the last name may be one in the module
-        if end and (PACKAGE.joinpath(*names[:end]).with_suffix(".py")).is_file():
-            yield ".".join(names[:end])
-            return
-
-
-def test_imports_by_string_are_seen() -> None:
-    assert list(named_modules("mixednuts_dist.deployment.loading", ["mixing"])) == ["deployment.loading"]
-    assert list(named_modules("..deployment.loading", ["certification"])) == ["deployment.loading"]
-    assert list(named_modules(".clamps", ["mixing"])) == ["mixing.clamps"]
-    assert list(named_modules("mixednuts_dist.mixing.margins.signed_margin", [])) == ["mixing.margins"]
-    assert list(named_modules("../deployment", ["mixing"])) == list(named_modules("no.such", ["mixing"])) == []
+def test_no_module_of_the_package_is_imported_by_a_string() -> None:
+    """The register imports the homes of its entries, which are in the package that the register names."""
+    ours = re.compile(rf"({PACKAGE.name}\.|\.+)({'|'.join([*LEVEL, *(path.stem for path in SOURCES)])})\b[\w.:]*")
+    strings = [(path.name, node.value) for path in SOURCES for node in nodes(path) if isinstance(node, ast.Constant)]
+    assert [each for each in strings if isinstance(each[1], str) and ours.fullmatch(each[1])] == []
+    assert (
+        ours.fullmatch("..deployment.loading")
+        and ours.fullmatch(".clamps")
+        and ours.fullmatch("mixednuts_dist.mixing.margins:signed_margin")
+    )
 
 
 def test_imports_only_go_up() -> None:
