@@ -43,9 +43,9 @@ class Files:
         sizes.pop(self._at(folder), None)  # some stores list an empty folder in itself
         return {path.rstrip("/").rpartition("/")[2]: size for path, size in sizes.items()}
 
-    def all_files(self) -> list[str]:
-        """Return the paths of all files."""
-        return [str(path).partition(f"{self._root}/")[2] for path in self._call("find", "")]
+    def all_files(self, folder: str) -> list[str]:
+        """Return the paths of all files below a folder."""
+        return [str(path).partition(f"{self._root}/")[2] for path in self._call("find", folder)]
 
     def write(self, path: str, content: bytes, **options: Any) -> None:
         """Write a file; an existing one is replaced."""
@@ -70,7 +70,7 @@ class Files:
         self.delete(path)
         return True
 
-    def require_writable(self) -> None:
+    def require_writable(self, _root: str) -> None:
         """Write an empty file and delete it, which raises an error if the storage is read-only."""
         probe = f"{DRAFT}{uuid.uuid4().hex}"
         self.write(probe, b"")

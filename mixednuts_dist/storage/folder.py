@@ -15,7 +15,7 @@ from ..errors import StoreError
 from .files import DRAFT, Files
 
 _ABANDONED_SECONDS = 3600.0  # the process that wrote an older draft is dead
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}  # this file system has no hard links
 
 
 class Folder(Files):
@@ -33,7 +33,10 @@ class Folder(Files):
             draft.replace(final)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write a file unless the name is taken; returns whether it was free. The first of several writers wins."""
+        """Write a file unless the name is taken; returns whether it was free.
+
+        The first of several writers wins. On a file system without hard links, the last one may win.
+        """
         final = Path(self._at(path))
         if final.exists():
             return False
@@ -45,7 +48,7 @@ class Folder(Files):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                return _take_name(final, draft)
+                draft.replace(final)
         return True
 
     def set_aside(self, path: str, sha256: str, aside: str) -> bool:
@@ -63,7 +66,7 @@ class Folder(Files):
             source.rename(self._at(aside))
             return True
 
-    def require_writable(self) -> None:
+    def require_writable(self, _root: str) -> None:
         """Create a file without a name in the root, or in the nearest existing folder above it."""
         root = Path(self._root)
         with tempfile.TemporaryFile(dir=next(path for path in (root, *root.parents) if path.exists())):
@@ -94,13 +97,3 @@ def _draft(root: Path, final: Path, content: bytes) -> Iterator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _take_name(final: Path, draft: Path) -> bool:
-    """Rename the draft on a file system without hard links: the process that creates `final` as an empty file wins."""
-    try:
-        os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    draft.replace(final)
-    return True

@@ -1,6 +1,5 @@
 """The storage of a run: a folder or any fsspec URI. A file appears whole or not at all."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ logger = logging.getLogger(__name__)
 _BAD = ".bad-"  # `_<name>.bad-<checksum>` is a quarantined file; readers of Parquet folders ignore the underscore
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Missing = TypeVar("Missing")
 
 
 class Store:
@@ -68,10 +68,7 @@ class Store:
 
     def exists(self, path: str) -> bool:
         """Whether the file exists."""
-        try:
-            return self._call(path, self._files.exists, self._checked(path))
-        except FileNotFoundError:  # there is no such bucket
-            return False
+        return self._call(self._checked(path), self._files.exists, missing=False)
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names in a folder; an empty list if the folder does not exist."""
@@ -82,46 +79,32 @@ class Store:
         return {name: size for name, size in self._listed(folder).items() if size is not None}
 
     def _listed(self, folder: str) -> dict[str, int | None]:
-        try:
-            found = self._call(folder, self._files.listed, self._checked(folder) if folder else "")
-        except FileNotFoundError:
-            return {}
+        found = self._call(folder and self._checked(folder), self._files.listed, missing=dict[str, int | None]())
         return {name: size for name, size in found.items() if DRAFT not in name}
 
     def all_files(self) -> list[str]:
         """Return the sorted paths of all files below the root, except for drafts and quarantined files."""
-        try:
-            found = self._call("", self._files.all_files)
-        except FileNotFoundError:
-            return []
+        found = self._call("", self._files.all_files, missing=list[str]())
         return sorted(path for path in found if DRAFT not in path and _BAD not in path)
 
     def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the bytes `[start:stop]` of a file, by default all; MissingArtifact if it does not exist."""
-        try:
-            return self._call(path, self._files.read, self._checked(path), start, stop)
-        except FileNotFoundError as error:
-            raise MissingArtifact(f"{self.address(path)} does not exist") from error
+        content = self._call(self._checked(path), self._files.read, start, stop, missing=None)
+        if content is None:
+            raise MissingArtifact(f"{self.address(path)} does not exist")
+        return content
 
     def write(self, path: str, content: bytes) -> None:
         """Write a whole file in one atomic step; an existing one is replaced."""
-        self._write(path, self._files.write, self._checked(path), content)
+        self._write(self._checked(path), self._files.write, content)
 
     def create(self, path: str, content: bytes) -> bool:
         """Write a whole file unless one exists; returns whether this call wrote it. One of many writers wins."""
-        return self._write(path, self._files.create, self._checked(path), content)
-
-    def _write(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
-        """Call the file system; if the bucket or folder is missing, raise a StoreError."""
-        try:
-            return self._call(path, method, *arguments)
-        except FileNotFoundError as error:
-            raise StoreError(in_words(error, self.address(path))) from error
+        return self._write(self._checked(path), self._files.create, content)
 
     def delete(self, path: str) -> None:
         """Delete a file if it exists."""
-        with contextlib.suppress(FileNotFoundError):
-            self._call(path, self._files.delete, self._checked(path))
+        self._call(self._checked(path), self._files.delete, missing=None)
 
     def set_aside(self, path: str, sha256: str) -> str | None:
         """Rename a file to `_<name>.bad-<checksum>` if it still has this checksum; returns the new path, or None.
@@ -131,10 +114,7 @@ class Store:
         """
         folder, slash, name = self._checked(path).rpartition("/")
         aside = f"{folder}{slash}_{name}{_BAD}{sha256[:8]}"
-        try:
-            if not self._call(path, self._files.set_aside, self._checked(path), sha256, aside):
-                return None
-        except FileNotFoundError:
+        if not self._call(path, self._files.set_aside, sha256, aside, missing=False):
             return None
         logger.warning("%s is damaged; it is kept as %s and computed again", self.address(path), aside)
         return aside
@@ -149,9 +129,22 @@ class Store:
             raise StoreError(f"the path {path!r} leads out of the storage root {self.uri}")
         return str(parts)
 
-    def _call(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
-        """Call the file system; FileNotFoundError is not caught, and other storage errors become a StoreError."""
-        return patiently(partial(method, *arguments), self.address(path), self._patience)
+    def _patiently(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
+        return patiently(partial(method, path, *arguments), self.address(path), self._patience)
+
+    def _call(self, path: str, method: Callable[..., Result], *arguments: object, missing: Missing) -> Result | Missing:
+        """Call the file system; return `missing` if the file, folder or bucket does not exist."""
+        try:
+            return self._patiently(path, method, *arguments)
+        except FileNotFoundError:
+            return missing
+
+    def _write(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
+        """Call the file system; if the bucket or folder is missing, raise a StoreError."""
+        try:
+            return self._patiently(path, method, *arguments)
+        except FileNotFoundError as error:
+            raise StoreError(in_words(error, self.address(path))) from error
 
 
 def concurrently(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

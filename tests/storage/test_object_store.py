@@ -1,7 +1,5 @@
 """The store on a real S3 server: what it keeps, what it waits for, and what it tells at once."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -98,7 +96,7 @@ def test_run_tolerates_damaged_answers(
     results = pipeline.run(config, executor=local_executor).to_json()
     assert fault_proxy.n_corrupted > 10
     store = Store(object_store.uri("corrupted"))
-    names = [path for path in store._files.all_files() if "/part-" in path]
+    names = [path for path in store._files.all_files("") if "/part-" in path]
     assert not [name for name in names if ".bad-" in name]
     assert results["accuracy"] == tiny_run.results["accuracy"]
 
@@ -176,18 +174,3 @@ def test_what_waiting_cannot_help_is_told_at_once(
         Store(f"s3://{bucket}/run").write("file", b"")
     for secret in (object_store.secret, "wrong0wrong0wrong"):
         assert secret not in str(caught.value)
-
-
-def test_read_only_storage_raises_before_ray_starts(object_store: ObjectStore) -> None:
-    code = (
-        "import sys\nfrom mixednuts_dist.cli import main\n"
-        "sys.argv = ['mixednuts', 'run', 'jobs/configs/digits.yaml', '--set', 'storage=s3://no-such-bucket/x']\n"
-        "try:\n    main()\nfinally:\n    import ray\n    print(ray.is_initialized())\n"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert shown.returncode == 1
-    assert "ReadOnlyStorage" in shown.stderr
-    assert "s3://no-such-bucket/x" in shown.stderr
-    assert "Traceback" not in shown.stderr
-    assert shown.stdout.strip() == "False"
-    assert object_store.secret not in shown.stderr

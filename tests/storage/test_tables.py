@@ -135,20 +135,6 @@ def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, m
     assert store.all_files() == [path]
 
 
-def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
-    store, parts = written(tmp_path)
-    with pytest.raises(ContentHashMismatch, match=r"part-0000\d\.parquet is not what this run needs: .*newer"):
-        read_columns(store, "attack", parts, "f0", ["newer"])
-    assert len(store.names("attack/f0")) == len(parts)
-
-
-def test_rows_of_another_partition_are_refused(tmp_path: Path) -> None:
-    store, parts = written(tmp_path)
-    store.write(f"attack/f0/{parts[0].file_name}", store.read(f"attack/f0/{parts[1].file_name}"))
-    with pytest.raises(ContentHashMismatch, match=r"does not hold partition 0 \(images 0-2\)"):
-        read_columns(store, "attack", parts, "f0", ["sample_id"])
-
-
 def test_a_few_rows_come_from_their_row_groups(tmp_path: Path) -> None:
     store, part = Store(str(tmp_path)), Partition(0, 100, 250)
     store.write(f"attack/f0/{part.file_name}", content_of(part))
@@ -157,8 +143,29 @@ def test_a_few_rows_come_from_their_row_groups(tmp_path: Path) -> None:
         assert all(torch.equal(values, columns(part)[name][rows]) for name, values in found.items())
 
 
-def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content_hash", "index", "column", "told"),
+    [
+        ("f0", 0, "newer", r"part-00000\.parquet is not what this run needs: .*newer"),
+        ("f0", 1, "margin", r"does not hold partition 0 \(images 0-2\)"),
+        ("f1", 0, "margin", "has the content hash f0, this run has f1"),
+    ],
+    ids=["column", "partition", "run"],
+)
+def test_rows_of_something_else_are_refused(
+    tmp_path: Path, content_hash: str, index: int, column: str, told: str
+) -> None:
     store, parts = written(tmp_path)
-    store.write(f"attack/f1/{parts[0].file_name}", store.read(f"attack/f0/{parts[0].file_name}"))
-    with pytest.raises(ContentHashMismatch, match="has the content hash f0, this run has f1"):
-        read_columns(store, "attack", parts[:1], "f1", ["margin"])
+    content = store.read(f"attack/f0/{parts[index].file_name}")
+    path = f"attack/{content_hash}/{parts[0].file_name}"
+    store.write(path, content)
+    with pytest.raises(ContentHashMismatch, match=told):
+        read_columns(store, "attack", parts[:1], content_hash, [column])
+    assert store.read(path) == content
+
+
+@pytest.mark.parametrize(("n_images", "size", "count"), [(1, 1, 1), (10, 3, 4), (9, 3, 3), (5, 100, 1)])
+def test_every_image_is_in_exactly_one_partition(n_images: int, size: int, count: int) -> None:
+    partitions = split_images(n_images, size)
+    assert [i for part in partitions for i in range(part.start, part.stop)] == list(range(n_images))
+    assert [part.index for part in partitions] == list(range(count))
