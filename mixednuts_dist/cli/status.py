@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..config.run_config import RUNS, RunConfig
+from ..config.run_config import RUN, RUNS, RunConfig
 from ..config.versions import fast_notes
 from ..errors import MissingArtifact, MixedNutsError
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
@@ -28,7 +28,6 @@ from ..stages.search_result import SELECTED, read_search_result
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import PartitionSummary
-from ..storage.run_file import RUN
 from ..storage.store import Store
 from .options import (
     Invocation,

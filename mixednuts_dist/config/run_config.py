@@ -21,6 +21,7 @@ from .uris import ClassifierSource, DatasetSource, Find, Located, Source, beside
 from .versions import FAST
 
 RUNS = "runs"  # the folder of the runs of one name
+RUN = "run.yaml"  # describes a run in its folder
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", RUNS, "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
 _PRESETS: Mapping[str, Mapping[str, Any]] = {

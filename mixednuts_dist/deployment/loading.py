@@ -29,7 +29,7 @@ from ..errors import ContentHashMismatch, InvalidInputError, reason_of
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..selection.choice import Choice
-from ..stages.runs import Run, described_run, run_of
+from ..stages.runs import Run, RunFile, described_run, run_of
 from ..stages.search_result import read_search_result
 from ..storage.records import SearchResult
 from ..storage.store import Store
@@ -137,7 +137,7 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
     Raises as `load_run`, except for the weights, and DamagedFile if `run.yaml` or `search/selected.json` is damaged.
     """
     run, described = open_stored(uri, trust_code)
-    run_id = described["run_id"]
+    run_id = described.run_id
     if run.config.std is None:
         raise InvalidInputError(f"run {run_id} attacks `rob` alone; without `std` there is no mixed classifier to load")
     searched = read_search_result(run)
@@ -146,10 +146,10 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
     if chosen is None:
         valid = ", ".join(f"{choice.beta:g}" for choice in searched.entries)
         raise InvalidInputError(f"beta={wanted:g} was not searched in run {run_id}; these were: {valid}")
-    return DeployedRun(run, run_id, searched, chosen, described.get("code") or {})
+    return DeployedRun(run, run_id, searched, chosen, described.code)
 
 
-def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
+def open_stored(uri: str, trust_code: bool) -> tuple[Run, RunFile]:
     """Open a run's folder and import the run's extensions; return the run and the content of `run.yaml`.
 
     Raises:
@@ -157,7 +157,7 @@ def open_stored(uri: str, trust_code: bool) -> tuple[Run, dict[str, Any]]:
     """
     store = Store(str(uri))
     described = described_run(store)
-    config = described["config"]
+    config = described.config
     named = {key: config[key] for key in ("std", "rob") if ClassifierSource(config.get(key) or "").runs_code}
     if extensions := config.get("extensions"):
         named["extensions"] = ", ".join(extensions)

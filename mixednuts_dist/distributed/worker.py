@@ -19,12 +19,12 @@ from torch import nn
 
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..config.register import require_extensions
+from ..config.run_config import RUN
 from ..config.uris import ClassifierSource, travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..storage.partitions import Partition, rows_folder
 from ..storage.records import PartitionSummary
-from ..storage.run_file import RUN
 from ..storage.store import Store
 from ..storage.tables import create_whole, encode_table, finished_rows
 from .gpus import keep_to_share, unusable_gpu

@@ -16,7 +16,7 @@ from ..selection.inputs import CachedLogits
 from ..selection.prediction import with_predictions
 from ..selection.selection import Selection, score_candidates, search_grid, surrogate_alpha
 from ..storage.records import SearchResult
-from .runs import Run, searched_images
+from .runs import Run
 from .search_result import search_content_hash
 
 SPARE = 0.003  # share of images kept in addition to beta, because the evaluation is stronger than a refinement round
@@ -25,7 +25,7 @@ SPARE = 0.003  # share of images kept in addition to beta, because the evaluatio
 def search_rows(opened: Run) -> CachedLogits:
     """Return the attack stage's rows of the images that the search reads."""
     names = ("label", "std_clean", "rob_clean", "rob_attacked")
-    stored = opened.columns("attack", opened.attack_content_hash, names, searched_images(opened))
+    stored = opened.columns("attack", opened.attack_content_hash, names, opened.sample_ids)
     labels_N, std_NK, rob_NK, attacked_NK = stored.values()
     return CachedLogits(rob_NK, attacked_NK, labels_N, std_NK.argmax(dim=1))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ..config.config_file import read_json
 from ..errors import MissingArtifact, StoreError
-from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
+from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -21,16 +21,14 @@ _CURRENT = "current.json"  # `status` shows it during refinement rounds
 def stage_clock(store: Store, stage: str) -> Iterator[None]:
     """Add the wall-clock seconds of the block to the sum that the run keeps for the stage."""
     started = time.perf_counter()
-    patience = FIRST_ANSWER_SECONDS  # if the stage fails because of the storage, do not wait for it again
     try:
         yield
-        patience = PATIENCE_SECONDS
     finally:
-        seconds, store = time.perf_counter() - started, Store(store.uri, patience)
+        seconds = time.perf_counter() - started
+        impatient = Store(store.uri, FIRST_ANSWER_SECONDS)  # the stage may have failed because of the storage
         try:
-            known = stage_seconds(store)
-            content = {**known, stage: round(known.get(stage, 0.0) + seconds, 3)}
-            store.write(_SECONDS, json.dumps(content).encode())
+            known = stage_seconds(impatient)
+            impatient.write(_SECONDS, json.dumps({**known, stage: round(known.get(stage, 0.0) + seconds, 3)}).encode())
         except StoreError as error:  # it must not hide the stage's own error
             logger.warning("the time that the %s stage took is not kept: %s", stage, error)
 

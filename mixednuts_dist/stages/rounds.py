@@ -28,7 +28,7 @@ from .choosing import choose, search_rows, wanted_images
 from .partitioned import run_partitions
 from .progress import RunProgress
 from .round_task import RoundTask
-from .runs import Run, finished_partitions, search_sample, searched_images
+from .runs import Run, finished_partitions
 from .search_result import evaluate_content_hash
 from .stage import budget_of
 from .warm_start import StoredExamples, examples_of_round, round_folder
@@ -59,7 +59,7 @@ class Rounds:
 
     def _read(self, stage: str, content_hash: str, columns: Sequence[str]) -> list[Tensor]:
         """Return columns of the images that the search reads."""
-        return [*self._opened.columns(stage, content_hash, columns, searched_images(self._opened)).values()]
+        return [*self._opened.columns(stage, content_hash, columns, self._opened.sample_ids).values()]
 
     def run(self) -> SearchResult:
         """Attack and search again until every measured beta is reached, or `search.rounds` rounds are done.
@@ -80,7 +80,8 @@ class Rounds:
         Return None if the search chooses the same mixed classifier again, which is already evaluated.
         """
         for done in result.rounds:
-            self._add(done)
+            self._add(done.round, done.content_hash, done.attacked)
+            self._done.append(done)
         return self._learnt(result, self._evaluation_task(result))
 
     def _attacked(self, result: SearchResult) -> SearchResult:
@@ -132,26 +133,23 @@ class Rounds:
             )
         run_partitions(self._opened, task, self._executor, self._progress)
         summaries = finished_partitions(self._opened, task.stage, task.content_hash).values()
+        tried = self._add(number, task.content_hash, attacked)
         done = SearchRound(
             round=number,
             content_hash=task.content_hash,
             attacked=tuple(attacked),
-            kept=(),
+            kept=tuple(map(self._kept, attacked)),
             of=int(self._robust_N.sum()),
             n_forward=sum(summary.n_forward for summary in summaries),
             n_backward=sum(summary.n_backward for summary in summaries),
             evaluated=evaluated,
+            tried=tried,
         )
-        tried = self._add(done)
-        self._done[-1] = replace(done, kept=tuple(map(self._kept, attacked)), tried=tried)
+        self._done.append(done)
 
     def _is_there(self, task: RoundTask) -> bool:
         """Return whether all files of the round exist."""
         return len(finished_partitions(self._opened, task.stage, task.content_hash)) == len(self._opened.partitions)
-
-    def _sources(self) -> tuple[StoredExamples, ...]:
-        attack = StoredExamples("attack", self._opened.attack_content_hash)
-        return attack, *map(examples_of_round, self._done)
 
     def _evaluation_task(self, result: SearchResult) -> RoundTask:
         """Return a round that attacks nothing and stores the hardest example per image, also from the evaluation."""
@@ -164,7 +162,8 @@ class Rounds:
     def _task(self, attacked: Sequence[Choice], result: SearchResult) -> RoundTask:
         """Return the next round on these choices of a result."""
         number, opened, evaluate = len(self._done) + 1, self._opened, self._opened.config.evaluate
-        budget, sample, sources = round_budget(evaluate), search_sample(opened), self._sources()
+        budget, sample = round_budget(evaluate), opened.sample
+        sources = StoredExamples("attack", opened.attack_content_hash), *map(examples_of_round, self._done)
         mixtures = tuple(replace(entry.mixture(), rd=evaluate.rd) for entry in attacked)
         # All other betas together attack half as many images as the deployed one, whose examples mostly serve them too.
         others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
@@ -205,19 +204,18 @@ class Rounds:
         n_near = math.ceil(max(LEAST_ATTACKED, share * len(kept_N)) * weight)
         return float(kept_N.sort(descending=True).values[min(n_near, len(kept_N)) - 1])
 
-    def _add(self, done: SearchRound) -> tuple[int, ...]:
+    def _add(self, number: int, content_hash: str, attacked: Sequence[Choice]) -> tuple[int, ...]:
         """Add the examples of a round; return the number of images on which each choice was attacked."""
         tried = []
-        for i, entry in enumerate(done.attacked):
+        for i, entry in enumerate(attacked):
             names = [f"{name}_{i}" for name in ("tried", "broken", "rob_attacked", "std_attacked")]
-            tried_N, broken_N, rob_NK, std_NK = self._read(round_folder(done.round), done.content_hash, names)
+            tried_N, broken_N, rob_NK, std_NK = self._read(round_folder(number), content_hash, names)
             image_P = tried_N.nonzero().squeeze(1)
             tried.append(len(image_P))
             found = AttackedPoints(rob_NK[image_P], image_P, std_NK[image_P].argmax(dim=1))
             self._points = self._points.joined(found)
             self._rows = replace(self._rows, points=self._points)
             self._broken[_mixed(entry)] = broken_N | self._broken.get(_mixed(entry), torch.zeros_like(broken_N))
-        self._done.append(done)
         return tuple(tried)
 
     def _is_kept(self, entry: Choice) -> bool:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import logging
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..config.run_config import RESULTS_VERSION, RUNS, RunConfig, digest, parse_config
+from ..config.config_file import read_yaml
+from ..config.run_config import RESULTS_VERSION, RUN, RUNS, RunConfig, digest, parse_config
 from ..config.uris import needs_trust
 from ..errors import ConfigError, ContentHashMismatch, DamagedFile, MissingArtifact
 from ..storage.code_files import keep_code, places
 from ..storage.index import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, partition_size_of, split_images
-from ..storage.records import PartitionSummary
-from ..storage.run_file import LAST_KEY, RUN, parse_run_file
+from ..storage.records import PartitionSummary, from_plain
 from ..storage.store import Store
 from ..storage.tables import read_columns
 from .run_inputs import Inputs, inspect_inputs
@@ -79,6 +78,19 @@ class Run:
         return self if first is None or first >= self.n_images else replace(self, first=first)
 
     @property
+    def sample(self) -> Sample | None:
+        """The images that the search reads, `search.sample` of the first `search.first` images; None for all."""
+        search, n_images = self.config.search, self.inputs.n_images
+        asked = min(MOST_IMAGES, MOST_LOGITS // self.inputs.n_classes) if search.sample == "auto" else search.sample
+        n_first = min(search.first or n_images, n_images)
+        return None if asked >= n_images == n_first else Sample(n_first, min(asked, n_first), self.config.seed)
+
+    @property
+    def sample_ids(self) -> Tensor | None:
+        """The ascending ids of the images that the search reads; None for all images."""
+        return None if self.sample is None else self.sample.ids()
+
+    @property
     def partition_size(self) -> int:
         """The number of images per partition."""
         return partition_size_of(self.inputs.n_images, self.config.partition_size)
@@ -87,6 +99,42 @@ class Run:
     def attack_content_hash(self) -> str:
         """8 hex digits of everything that determines the attack stage's rows, including weights and images."""
         return digest({**self.config.attack_determinants(), "checksums": self.inputs.checksums})
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """The content of `run.yaml`."""
+
+    version: int
+    run_id: str
+    attack_content_hash: str
+    inputs: Inputs
+    config: dict[str, Any]
+    folder: str  # of the configuration's file
+    code: dict[str, str]  # from `keep_code`
+    versions: dict[str, str]  # the last key, which must be there, because a truncated file is often valid YAML
+
+    @classmethod
+    def parse(cls, content: bytes, address: str) -> RunFile:
+        """Return the description in the bytes of a file.
+
+        Raises:
+            DamagedFile: if the file has changed since it was written.
+            ConfigError: if another version of this package wrote it.
+        """
+        try:
+            found = read_yaml(content.decode(), RUN)
+            versions = found["versions"]
+            if found.get("version") == RESULTS_VERSION:
+                return from_plain(cls, found)
+        except (ValueError, LookupError, TypeError, AttributeError, ConfigError) as error:
+            message = f"{address} is damaged ({error}); the next `mixednuts run` writes it again"
+            raise DamagedFile(message, address, content) from error
+        release = versions.get("mixednuts-dist", "unknown") if isinstance(versions, dict) else "unknown"
+        raise ConfigError(
+            f"{address} was written by release {release}, whose runs this release does not read. Run its configuration "
+            "again, or install that release"
+        )
 
 
 def open_run(config: RunConfig) -> Run:
@@ -118,12 +166,11 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
     """
     store = run_store(config, patience_seconds)
     try:
-        described = parse_run_file(store.read(RUN), store.address(RUN))
+        return Run(config, store, RunFile.parse(store.read(RUN), store.address(RUN)).inputs)
     except MissingArtifact:
         raise MissingArtifact(
             f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack"
         ) from None
-    return Run(config, store, _inputs_in(described, store.address(RUN)))
 
 
 def stored_run(store: Store, *, trusted: bool = False) -> Run:
@@ -140,9 +187,8 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
             trusted and needs to be.
     """
     described = described_run(store)
-    content = described["config"]
-    if not trusted and isinstance(content, dict) and content.get("extensions"):
-        raise ConfigError(needs_trust(store.uri, {"extensions": str(content["extensions"])}))
+    if not trusted and (extensions := described.config.get("extensions")):
+        raise ConfigError(needs_trust(store.uri, {"extensions": str(extensions)}))
     run = run_of(store, described)
     if not trusted and (outside := run.config.outside_of_stages()):
         raise ConfigError(needs_trust(store.uri, outside))
@@ -150,10 +196,10 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     return run
 
 
-def described_run(store: Store) -> dict[str, Any]:
-    """Return the content of `run.yaml`; errors as in `parse_run_file`. MissingArtifact names runs in the subfolders."""
+def described_run(store: Store) -> RunFile:
+    """Return the content of `run.yaml`; errors as in `RunFile.parse`. MissingArtifact names runs in the subfolders."""
     try:
-        return parse_run_file(store.read(RUN), store.address(RUN))
+        return RunFile.parse(store.read(RUN), store.address(RUN))
     except MissingArtifact:
         runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
         hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
@@ -162,12 +208,10 @@ def described_run(store: Store) -> dict[str, Any]:
         ) from None
 
 
-def run_of(store: Store, described: Mapping[str, Any]) -> Run:
+def run_of(store: Store, described: RunFile) -> Run:
     """Return the run that `run.yaml` describes; this imports its extensions."""
-    address, folder = store.address(RUN), described.get("folder") or ""
-    inputs = _inputs_in(described, address)
-    config = parse_config(described["config"], address, folder=folder, find=places(store, described))
-    return Run(config, store, inputs)
+    folder, find = described.folder, places(store, described.code, described.folder)
+    return Run(parse_config(described.config, store.address(RUN), folder=folder, find=find), store, described.inputs)
 
 
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
@@ -176,35 +220,34 @@ def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> 
 
 
 def _write_or_compare(store: Store, run: Run) -> None:
-    """Write `run.yaml`, or compare the inputs with those in the existing file; a damaged file is replaced."""
-    content = yaml.safe_dump(
-        {
-            "version": RESULTS_VERSION,
-            "run_id": run.config.run_id(),
-            "attack_content_hash": run.attack_content_hash,
-            "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
-            "config": run.config.model_dump(mode="json"),
-            "folder": run.config.folder,
-            "code": keep_code(run.store, run.config.code_files()),
-            LAST_KEY: {
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in _VERSIONED},
-            },
+    """Write `run.yaml`, or compare the inputs with those in the existing file; a damaged file is replaced.
+
+    Raises:
+        ContentHashMismatch: if the inputs have changed.
+    """
+    described = RunFile(
+        version=RESULTS_VERSION,
+        run_id=run.config.run_id(),
+        attack_content_hash=run.attack_content_hash,
+        inputs=run.inputs,
+        config=run.config.model_dump(mode="json"),
+        folder=run.config.folder,
+        code=keep_code(run.store, run.config.code_files()),
+        versions={
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in _VERSIONED},
         },
-        sort_keys=False,
-    ).encode()
+    )
+    content = yaml.safe_dump(asdict(described), sort_keys=False).encode()
     if store.create(RUN, content):
         return
-    existing, address = store.read(RUN), store.address(RUN)
     try:
-        _require_same_inputs(run, _inputs_in(parse_run_file(existing, address), address))
+        stored = RunFile.parse(store.read(RUN), store.address(RUN)).inputs
     except DamagedFile as error:
         logger.warning("%s", error)
-        store.set_aside(RUN, hashlib.sha256(existing).hexdigest())
+        store.set_aside(RUN, error.sha256)
         store.create(RUN, content)
-
-
-def _require_same_inputs(run: Run, stored: Inputs) -> None:
+        return
     if stored != run.inputs:
         was, now = stored.checksums, run.inputs.checksums
         changed = [key for key, value in now.items() if was.get(key) != value]
@@ -213,30 +256,6 @@ def _require_same_inputs(run: Run, stored: Inputs) -> None:
             f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "
             f"its stored rows belong to other inputs. Give the run another name, or delete {run.store.uri}"
         )
-
-
-def _inputs_in(described: Mapping[str, Any], address: str) -> Inputs:
-    try:
-        inputs = described["inputs"]
-        return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(
-            f"{address} is damaged ({error}); the next `mixednuts run` writes it again", address
-        ) from error
-
-
-def searched_images(run: Run) -> Tensor | None:
-    """Return the ascending ids of the images that the search reads; None for all images."""
-    sample = search_sample(run)
-    return None if sample is None else sample.ids()
-
-
-def search_sample(run: Run) -> Sample | None:
-    """Return the sample that the search reads, `search.sample` of the first `search.first` images; None for all."""
-    search, n_images = run.config.search, run.inputs.n_images
-    asked = min(MOST_IMAGES, MOST_LOGITS // run.inputs.n_classes) if search.sample == "auto" else search.sample
-    n_first = min(search.first or n_images, n_images)
-    return None if asked >= n_images == n_first else Sample(n_first, min(asked, n_first), run.config.seed)
 
 
 def finished_partitions(run: Run, stage: str, content_hash: str) -> dict[Partition, PartitionSummary]:

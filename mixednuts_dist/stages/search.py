@@ -54,8 +54,14 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
         else:
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
-    with stage_clock(opened.store, "search"):
-        result = _search(opened, executor, progress)
+    with stage_clock(opened.store, "search"), executing(executor, opened.config.compute) as used:
+        if attacks_its_choice(opened.config.search):
+            rounds = Rounds(opened, used, progress)
+            result, selection = rounds.run(), rounds.selection
+        else:
+            result, selection = choose(opened, search_rows(opened), used)
+        _store(opened, result, selection, opened.store.create)
+    result = read_search_result(opened)  # if two drivers search, both deploy the result that was stored first
     progress.stage_finished("search", _headline(result))
     return result
 
@@ -73,17 +79,6 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
         raise DamagedFile(message, address, content)
     rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(content), filters=[("beta", "==", beta)]).to_pylist()
     return rows
-
-
-def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
-    with executing(executor, opened.config.compute) as used:
-        if attacks_its_choice(opened.config.search):
-            rounds = Rounds(opened, used, progress)
-            result, selection = rounds.run(), rounds.selection
-        else:
-            result, selection = choose(opened, search_rows(opened), used)
-    _store(opened, result, selection, opened.store.create)
-    return read_search_result(opened)  # if two drivers search, both deploy the result that was stored first
 
 
 def _store(opened: Run, result: SearchResult, selection: Selection, write: Callable[[str, bytes], object]) -> None:

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..config.uris import beside
 from ..errors import DamagedFile
@@ -19,31 +18,23 @@ from .store import Store
 
 
 def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
-    """Copy files (path as written -> path on this machine) into the run; returns path as written -> path in the run.
-
-    A copy that is damaged is replaced.
-    """
-    kept = {}
-    for written, file in files.items():
-        content = Path(file).read_bytes()
-        kept[written] = f"code/{_digest(content)}/{Path(file).name}"
-        if not store.create(kept[written], content):
-            try:
-                code_of(store, kept[written])
-            except DamagedFile:
-                store.write(kept[written], content)
+    """Copy files (path as written -> path on this machine) into the run; returns path as written -> path in the run."""
+    contents = {written: Path(file).read_bytes() for written, file in files.items()}
+    kept = {written: f"code/{_digest(content)}/{Path(files[written]).name}" for written, content in contents.items()}
+    for written, path in kept.items():
+        store.write(path, contents[written])  # the folder's name is the checksum, so only a damaged copy changes
     return kept
 
 
-def places(store: Store, described: Mapping[str, Any]) -> Callable[[str], str]:
+def places(store: Store, kept: Mapping[str, str], folder: str) -> Callable[[str], str]:
     """Return a function that finds the paths of a run's configuration on this machine.
 
     The original file is used if its content has not changed, otherwise the copy in the run.
 
     Args:
-        described: the content of `run.yaml`.
+        kept: from `keep_code`.
+        folder: the folder of the configuration.
     """
-    kept, folder = described.get("code") or {}, described.get("folder") or ""
     original = beside(folder) if folder else str
 
     def find(path: str) -> str:
@@ -70,18 +61,11 @@ def code_of(store: Store, path: str) -> bytes:
 
 @functools.cache
 def _local_copy(store_uri: str, path: str) -> str:
-    """Return the path of a copied file that Python can import.
-
-    A copy in a bucket is downloaded to a temporary folder, which is deleted when this process ends.
-    """
-    store = Store(store_uri)
-    content = code_of(store, path)
-    if "://" not in store.uri:
-        return store.address(path)
+    """Return the path of a temporary copy that Python can import; it is deleted when this process ends."""
     folder = tempfile.mkdtemp(prefix="mixednuts-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder, Path(path).name)
-    copy.write_bytes(content)
+    copy.write_bytes(code_of(Store(store_uri), path))
     return str(copy)
 
 

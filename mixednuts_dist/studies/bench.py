@@ -37,7 +37,7 @@ from ..stages.attack import Attack
 from ..stages.evaluate import steps_of
 from ..stages.partitioned import run_partitions
 from ..stages.progress import RunProgress
-from ..stages.runs import MOST_LOGITS, Run, open_run, searched_images
+from ..stages.runs import MOST_LOGITS, Run, open_run
 from ..stages.search_result import read_search_result
 from ..stages.stage import stage_of
 from ..storage.records import AttackRecords, SearchResult
@@ -108,7 +108,7 @@ class Bench:
     def rows(self) -> AttackRecords:
         """Return the attack rows of the images that the search reads: all images, or a sample of very many."""
         run = self.run
-        return read_attack_records(run.rows, run.partitions, run.attack_content_hash, sample_ids=searched_images(run))
+        return read_attack_records(run.rows, run.partitions, run.attack_content_hash, sample_ids=run.sample_ids)
 
     @cached_property
     def first_rows(self) -> AttackRecords:

@@ -10,7 +10,7 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status, storage_runs
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.stages.runs import reopen_run, searched_images
+from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search_result import read_search_result
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.records import SearchResult
@@ -40,7 +40,7 @@ def test_only_the_evaluation_covers_all_images(finished: tuple[RunConfig, RunRes
     folder = Path(config.storage) / config.place()
     assert parts(folder, "attack") == parts(folder, "search/round-1") == ["part-00000.parquet", "part-00001.parquet"]
     assert len(parts(folder, "evaluate")) == 3
-    ids = searched_images(reopen_run(config))
+    ids = reopen_run(config).sample_ids
     assert ids is not None and ids.tolist() == list(range(N_FIRST))
     assert {entry.total for entry in results.search.entries} == {N_FIRST}
     done = {stage.stage: (stage.partitions_done, stage.partitions) for stage in run_status(config).stages}

@@ -11,7 +11,7 @@ import pytest
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.mixing.mixture import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
-from mixednuts_dist.stages.runs import reopen_run, searched_images
+from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records
 from tests.helpers.runs import tiny_content
@@ -89,7 +89,7 @@ def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configur
     config = configured(sample=12, rounds=1)
     result = search.run(config, executor=local_executor)
     opened = reopen_run(config)
-    sample = searched_images(opened)
+    sample = opened.sample_ids
     assert sample is not None and sorted(set(sample.tolist())) == sample.tolist() and len(sample) == 12
     assert {entry.total for entry in result.entries} == {12}
     assert any(note.startswith("The search read 12 of the 16 images") for note in result.notes)

@@ -16,7 +16,6 @@ from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import IdentityTransform
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.stages.runs import searched_images
 from mixednuts_dist.storage.records import AttackRecords
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench
@@ -81,7 +80,7 @@ def test_study_reads_the_sample_of_the_search(bench: Bench, monkeypatch: pytest.
     sampled = Bench(
         config.with_changes(search=config.search.model_copy(update={"sample": 12})), executor=bench.executor, full=True
     )
-    assert sampled.rows.sample_ids_N.tolist() == searched_images(sampled.run).tolist()  # type: ignore[union-attr]
+    assert sampled.rows.sample_ids_N.tolist() == sampled.run.sample_ids.tolist()  # type: ignore[union-attr]
     assert sampled.sampling == ('"All images" are the 12 of 24 that the search read, drawn at random.',)
     assert len(sampled.first_rows.labels_N) == sampled.n_images == 24
     monkeypatch.setattr("mixednuts_dist.studies.bench.MOST_LOGITS", 170)  # two partitions of 8 at 10 classes
