@@ -150,8 +150,8 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
 def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
     """Estimate GPU-hours and wall time from a few measured batches.
 
-    The command prints an upper bound for each stage, because broken images need fewer passes. If a stage has finished
-    partitions, it also prints the likely cost.
+    The command prints an upper bound for each stage, because broken images need fewer passes. As soon as a stage has
+    finished partitions, `status` predicts the rest.
     """
     if sizes:
         _print_sizes(given.config, as_json)
@@ -202,8 +202,6 @@ def _print_estimate(estimate: "Estimate", console: Console) -> None:
             f"{stage.stage:<8} {stage.images_left} {stage.which}, up to {forward} forward and {backward} backward "
             f"passes each: at most {_cost(estimate, stage.at_most)}"
         )
-        if stage.likely is not None:
-            say(f"         likely {_cost(estimate, stage.likely)} (from the partitions that are done)")
     if len(estimate.stages) > 1:
         say(f"{'total':<8} at most {_cost(estimate, sum(stage.at_most for stage in estimate.stages))}")
 

@@ -158,15 +158,14 @@ def certified(results: RunResults) -> Figure | None:
         for name, steps in found.by_radius.items()
         for radius, n in steps
     ]
-    if found.norm == results.threat.norm:
+    if results.threat.norm == "L2":
         attacked = results.row("mixed").robust.percent
         by_radius.append({"x": results.threat.eps, "y": attacked, "series": "mixed, attacked"})
-    radii, over_beta = list(found.radii.values()), list[Row]()
-    last = len(radii) - 1
+    over_beta, last = list[Row](), len(found.radii) - 1
     for entry in sorted(results.search.entries, key=lambda entry: entry.beta):
         counts = dict(zip(("clean", "attacked"), predicted(entry), strict=True))
         for at in sorted({0, last // 2, last} if last > 2 else range(last + 1)):
-            counts[f"certified at {radii[at]}"] = Count(found.by_beta[entry.beta][at], found.total)
+            counts[f"certified at {found.radii[at]:g}"] = Count(found.by_beta[entry.beta][at], found.total)
         over_beta += [{"x": entry.beta, "y": count.percent, "series": name} for name, count in counts.items()]
-    charts = lines(over_beta, x="beta", y="images (%)"), lines(by_radius, x=f"{found.norm} radius", y="images (%)")
+    charts = lines(over_beta, x="beta", y="images (%)"), lines(by_radius, x="L2 radius", y="images (%)")
     return Figure([panel for chart in charts for panel in chart.panels])

@@ -159,26 +159,24 @@ class Certify(Stage):
 
     def certified(self, opened: Run) -> Certified:
         """Return the numbers that the report draws over beta and over the radius."""
-        (answers, search, mixtures), radii = self._read(opened), self.radii
+        answers, search, mixtures = self._read(opened)
         reaches = {name: answers.reach(mixture) for name, mixture in mixtures.items()}
-        most = max(*radii, *(float(reach_N.max()) for reach_N in reaches.values()))
+        most = max(*self.radii, *(float(reach_N.max()) for reach_N in reaches.values()))
         steps = [step / _STEPS * most for step in range(_STEPS + 1)]
-        below = {
+        by_radius = {
             name: [(step, int(((reach_N >= step) & (reach_N > 0)).sum())) for step in steps]
             for name, reach_N in reaches.items()
         }
         by_beta = {
-            entry.beta: tuple(int(answers.certified(entry.mixture(), radius).sum()) for radius in radii)
+            entry.beta: [int(answers.certified(entry.mixture(), radius).sum()) for radius in self.radii]
             for entry in (search.entries if search else ())
         }
-        return Certified(
-            f"C{self.words()[1:]}. {NOT_CLAIMED}. {self._all_together(answers)}", "L2",
-            {radius: f"{radius:g}" for radius in radii}, by_beta, below,
-            reaches["mixed" if search else "rob"].tolist(), len(answers.labels_N),
-        )  # fmt: skip
+        return Certified(self.radii, by_beta, by_radius, len(answers.labels_N))
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """Return the certified images of the mixed classifier of each beta, without a network pass."""
+        from ..certification.confidence import most_false
+
         answers, search, mixtures = self._read(opened)
         by_beta = {f"{entry.beta:g}": entry.mixture() for entry in (search.entries if search else ())}
         rows: list[list[object]] = []
@@ -187,17 +185,13 @@ class Certify(Stage):
             found += [answers.certified(mixture, radius) for radius in self.radii]
             rows.append([name, mixture.alpha, *((int(each_N.sum()), len(each_N)) for each_N in found)])
         counted = ["clean", "clean, abstentions as errors", *(f"certified at {radius:g}" for radius in self.radii)]
-        title = f"certified, by beta: {self.words()}. {NOT_CLAIMED}. {self._all_together(answers)}"
-        return {title: (["beta", "alpha", *counted], rows)}
-
-    def _all_together(self, answers: SmoothedAnswers) -> str:
-        from ..certification.confidence import most_false
-
         n_images, confidence = len(answers.labels_N), self.keys.confidence
-        return (
-            f"The confidence is that of each image. Subtract {most_false(n_images, confidence):,} from a count of "
-            f"certified images for a statement about all {n_images:,} images together with confidence {confidence:g}"
+        title = (
+            f"certified, by beta: {self.words()}. {NOT_CLAIMED}. The confidence is that of each image. Subtract "
+            f"{most_false(n_images, confidence):,} from a count of certified images for a statement about all "
+            f"{n_images:,} images together with confidence {confidence:g}"
         )
+        return {title: (["beta", "alpha", *counted], rows)}
 
     def _read(self, opened: Run) -> tuple[SmoothedAnswers, SearchResult | None, dict[str, Mixture]]:
         """Return the rows, the search result (None without `std`), and "rob" alone and the deployed "mixed"."""

@@ -1,8 +1,8 @@
 """Estimate the cost of a run: seconds per pass, measured on one worker, times the number of passes.
 
 The configuration determines the passes of an image that survives all attacks; an image that breaks takes far fewer. The
-product is an upper bound, except that borderline images are attacked again. As soon as partitions are finished, their
-duration gives a second estimate of the rest, the likely one.
+product is an upper bound, except that borderline images are attacked again. `status` predicts the rest from the
+duration of the finished partitions.
 """
 
 import math
@@ -13,7 +13,6 @@ from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
 from ..distributed.timing import PassSeconds
 from ..errors import MissingArtifact
-from ..storage.records import PartitionSummary
 from .choosing import attacks_its_choice
 from .partitioned import worker_spec
 from .rounds import SHARES_ATTACKED, round_attacks, round_budget
@@ -30,7 +29,6 @@ class StageEstimate:
     images_left: int
     passes: tuple[int, int]  # forward and backward passes of its classifier for the most expensive image
     at_most: float  # worker-seconds if every image takes that many passes, including the passes of `std`
-    likely: float | None  # worker-seconds at the pace of the finished partitions; None if there are none
     which: str = "images left"  # what `images_left` counts
 
 
@@ -77,23 +75,14 @@ def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
     betas = 1.5 if config.search.measure else 1.0  # the other betas together attack half as many images
     at_most = n_images * seconds.of(*passes) * betas * (first + later * (rounds - 1))
     which = f"images in the first of at most {rounds} refinement rounds"
-    return StageEstimate("search", math.ceil(first * n_images), passes, at_most, likely=None, which=which)
+    return StageEstimate("search", math.ceil(first * n_images), passes, at_most, which)
 
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
-    passes, summaries = stage.passes(opened), _finished(stage, opened)
-    left = stage.part(opened).n_images - sum(summary.n_images for summary in summaries)
-    at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
-    likely = None
-    if summaries:
-        likely = left * sum(each.seconds for each in summaries) / sum(each.n_images for each in summaries)
-    shown = passes.get(stage.model_name(opened.config), (0, 0))
-    return StageEstimate(stage.name, left, shown, at_most, likely)
-
-
-def _finished(stage: Stage, opened: Run) -> list[PartitionSummary]:
-    """Return the summaries of the finished partitions; none before the search has chosen a mixed classifier."""
     try:
-        return list(stage.finished(opened).values())
-    except MissingArtifact:
-        return []
+        finished = [*stage.finished(opened)]
+    except MissingArtifact:  # the search has not chosen a mixed classifier
+        finished = []
+    passes, left = stage.passes(opened), stage.part(opened).n_images - sum(map(len, finished))
+    at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
+    return StageEstimate(stage.name, left, passes.get(stage.model_name(opened.config), (0, 0)), at_most)

@@ -6,7 +6,7 @@ defines
 
 - `Keys`: its section of the configuration, under the stage's name; a run has the stage only if that key is given;
 - `needs` and `of_mixture`: the stages that have to be complete before it;
-- `compute(worker, partition)`: the rows of one partition, and `columns`, the names and meanings of their columns;
+- `compute(worker, partition)`: the rows of one partition;
 - `passes`, for `estimate`, and `words`, for the report's table.
 
 `mixednuts run CONFIG` then runs the stage, `--only NAME` runs it alone, and `status`, `estimate` and the report show
@@ -53,7 +53,6 @@ class Stage:
     Keys: ClassVar[type[Section]] = Section  # the model of the stage's section in the configuration
     needs: ClassVar[tuple[str, ...]] = ()  # stages whose rows must be complete
     of_mixture: ClassVar[bool] = False  # True: the stage works on the deployed mixed classifier, if the run has `std`
-    columns: ClassVar[Mapping[str, str]] = {}  # name -> meaning of the columns of `compute`; empty: not checked
 
     def __init__(self, name: str, keys: Section) -> None:
         self.name, self.keys = name, keys
@@ -186,31 +185,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Certified:
-    """The numbers of certified images out of `total`, and the largest radius of each image."""
+    """The numbers of images, out of `total`, that are certified in L2."""
 
-    claim: str  # sentences on what a certificate guarantees, and with which confidence
-    norm: str
-    radii: Mapping[float, str]  # the configured radii in ascending order -> their labels
-    by_beta: Mapping[float, tuple[int, ...]]  # beta -> number of images at each of `radii`
+    radii: Sequence[float]  # as configured, in ascending order
+    by_beta: Mapping[float, Sequence[int]]  # beta -> number of images at each of `radii`
     by_radius: Mapping[str, Sequence[tuple[float, int]]]  # "rob" and "mixed" -> (radius, number of images)
-    reach: Sequence[float]  # by sample id, the largest certified radius of the deployed classifier; 0 for none
     total: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTask(Task):
-    """The task of a stage, which calls the stage's `compute` and checks the names of the columns."""
+    """The task of a stage, which calls the stage's `compute`."""
 
     of: Stage
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
-        columns, counts = self.of.compute(worker, partition)
-        if self.of.columns and columns.keys() != self.of.columns.keys():
-            raise InvalidInputError(
-                f"stage {self.of.name!r} returned the columns {', '.join(columns)}; its `columns` lists "
-                f"{', '.join(self.of.columns)}"
-            )
-        return columns, counts
+        return self.of.compute(worker, partition)
 
 
 def classifier_names(config: RunConfig) -> tuple[str, ...]:

@@ -34,9 +34,8 @@ def charts(results: RunResults) -> dict[str, Figure]:
     """Every chart, with synthetic certificates."""
     betas = [entry.beta for entry in results.search.entries]
     certified = Certified(
-        claim="made up", norm="Linf", radii={0.01: "0.01", 0.02: "0.02"}, by_beta=dict.fromkeys(betas, (90, 40)),
+        radii=(0.01, 0.02), by_beta=dict.fromkeys(betas, (90, 40)), total=300,
         by_radius={name: [(0.005 * step, 120 - 12 * step) for step in range(10)] for name in ("rob", "mixed")},
-        reach=[0.01] * 300, total=300,
     )  # fmt: skip
     return figures(dataclasses.replace(results, certified=certified))
 

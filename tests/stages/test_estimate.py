@@ -25,10 +25,7 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     before = estimate.run(config, executor=ray_executor)
     assert before.unit == "core"
     assert before.n_workers == 2
-    assert [(stage.stage, stage.images_left, stage.likely) for stage in before.stages] == [
-        ("attack", 24, None),
-        ("evaluate", 24, None),
-    ]
+    assert [(stage.stage, stage.images_left) for stage in before.stages] == [("attack", 24), ("evaluate", 24)]
     for seconds in before.pass_seconds.values():
         assert 0 < seconds.forward < 1
         assert 0 < seconds.both < 1
@@ -36,8 +33,8 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     attack.run(config, executor=local_executor)
     monkeypatch.setattr(ray_executor, "time_passes", lambda *_: before.pass_seconds)
     attacked, evaluated = estimate.run(config, executor=ray_executor).stages
-    assert (attacked.images_left, attacked.at_most, attacked.likely) == (0, 0, 0)
-    assert evaluated.likely is None and evaluated.at_most > 0
+    assert (attacked.images_left, attacked.at_most) == (0, 0)
+    assert evaluated.at_most > 0
 
 
 def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
@@ -46,7 +43,7 @@ def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig
     before = estimate.run(config, executor=local_executor)
     assert [stage.stage for stage in before.stages] == ["attack", "search", "evaluate"]
     rounds = before.stages[1]
-    assert rounds.images_left == 12 and rounds.likely is None  # half of the images
+    assert rounds.images_left == 12  # half of the images
     each = before.pass_seconds["mixed"].of(*rounds.passes)
     assert rounds.at_most == pytest.approx(24 * each * (0.5 + 3 * 0.25))
     attack.run(config, executor=local_executor)
