@@ -8,7 +8,6 @@ Shapes: B images of a partition, C x H x W, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config.attack_config import AttackConfig
@@ -17,7 +16,7 @@ from ..config.run_config import RunConfig
 from ..distributed.tasks import Columns, Counts
 from ..storage.partitions import Partition
 from .runs import Run
-from .stage import Stage, attack_passes, budget_of, run_stage
+from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
     from ..attacks.result import AttackResult
@@ -26,7 +25,11 @@ if TYPE_CHECKING:
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # the attacks on the standard classifier
 ATTACKS_OF = {"apgd": STD_ATTACKS, "square": ("square",)}  # `attack.method` -> attacks on the robust classifier
-run = partial(run_stage, "attack")
+
+
+def run(config: RunConfig, **options: Any) -> Run:
+    """Open the run of a configuration and complete this stage; arguments and errors as in `Stage.run`."""
+    return stage_of(config, "attack").run(config, **options)
 
 
 @STAGES("attack", describes="minimum-margin AutoAttack (MMAA) on the robust classifier", order=1)

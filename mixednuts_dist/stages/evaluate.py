@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..attacks.budget import WARM_START
@@ -22,7 +21,7 @@ from ..storage.tables import FLAG, SURVIVED
 from .progress import RunProgress
 from .runs import Run, finished_partitions
 from .search_result import evaluate_content_hash
-from .stage import Stage, attack_passes, budget_of, run_stage, stage_of
+from .stage import Stage, attack_passes, budget_of, stage_of
 from .warm_start import StoredExamples, examples_of_round, hardest_examples
 
 if TYPE_CHECKING:
@@ -32,7 +31,11 @@ if TYPE_CHECKING:
     from ..distributed.workbench import Workbench
 
 _ROBUST_IMAGE_COSTS = 30  # relative to an image that breaks
-run = partial(run_stage, "evaluate")
+
+
+def run(config: RunConfig, **options: Any) -> Run:
+    """Open the run of a configuration and complete this stage; arguments and errors as in `Stage.run`."""
+    return stage_of(config, "evaluate").run(config, **options)
 
 
 @STAGES("evaluate", describes="the adaptive AutoAttack on the mixed classifier", order=2)

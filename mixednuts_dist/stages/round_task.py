@@ -15,7 +15,7 @@ from ..distributed.tasks import Columns, Counts, Task
 from ..distributed.workbench import Workbench
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
-from ..storage.partitions import Partition, Sample
+from ..storage.partitions import Partition, Sample, rows_among
 from .warm_start import StoredExamples, hardest_examples
 
 
@@ -84,7 +84,7 @@ class RoundTask(Task):
         kept = ~worker.stored(partition, first.stage, first.content_hash, "rob_broken")
         if self.sample is not None:
             drawn = torch.zeros_like(kept)
-            drawn[self.sample.rows_of(partition).to(kept.device)] = True
+            drawn[rows_among(self.sample.ids(), partition).to(kept.device)] = True
             kept &= drawn
         return kept
 

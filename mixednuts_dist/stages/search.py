@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import Tensor
 
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
@@ -118,12 +117,9 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
 
     Errors as in `read_columns`.
     """
-
-    def column(stage: str, content_hash: str, name: str) -> Tensor:
-        return opened.columns(stage, content_hash, [name])[name][: opened.config.search.first]
-
-    robust_N = column("evaluate", evaluate_content_hash(opened, result), "robust")
-    rob_robust_N = ~column("attack", opened.attack_content_hash, "rob_broken")
+    (robust_N,) = opened.columns("evaluate", evaluate_content_hash(opened, result), ["robust"]).values()
+    (rob_broken_N,) = opened.columns("attack", opened.attack_content_hash, ["rob_broken"]).values()
+    robust_N, rob_robust_N = (each_N[: opened.config.search.first] for each_N in (robust_N, ~rob_broken_N))
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
 
 

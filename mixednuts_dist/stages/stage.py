@@ -227,13 +227,6 @@ def stage_of(config: RunConfig, name: str) -> Stage:
     return stage
 
 
-def run_stage(
-    name: str, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None
-) -> Run:
-    """Open the run of a configuration, complete one stage, and return the run; errors as in `Stage.run`."""
-    return stage_of(config, name).run(config, executor=executor, progress=progress)
-
-
 def budget_of(section: AttackConfig | EvaluateConfig, norm: str = "") -> AttackBudget:
     """Return the attack budget of a section of the configuration; the budget of a version depends on the norm."""
     common = {key: getattr(section, key) for key in ("n_iter", "n_target_classes", "n_queries")}

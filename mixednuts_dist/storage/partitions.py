@@ -53,10 +53,6 @@ class Sample:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randperm(self.n_images, generator=generator)[: self.n_drawn].sort().values
 
-    def rows_of(self, partition: Partition) -> Tensor:
-        """Return which rows of a partition are in the sample, as numbers from 0."""
-        return rows_among(self.ids(), partition)
-
 
 def rows_among(sample_ids: Tensor, partition: Partition) -> Tensor:
     """Return which rows of a partition have one of these sample ids (in ascending order), as numbers from 0."""
