@@ -59,11 +59,7 @@ class ReadOnlyStorage(StoreError):
 
 
 class ContentHashMismatch(StoreError):
-    """A stored file belongs to another run, another schema version or other weights, or it is damaged."""
-
-
-class NewerSchema(ContentHashMismatch):
-    """A stored file has another schema version, usually that of a newer release. It is neither read nor changed."""
+    """A stored file belongs to another run or other weights, or it is damaged."""
 
 
 class DamagedFile(ContentHashMismatch):

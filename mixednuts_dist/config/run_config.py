@@ -36,7 +36,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
         "precision": "fp32",
     },
 }
-RESULTS_VERSION = 4  # part of every content hash; it rises if the same configuration would give other rows
+RESULTS_VERSION = 4  # part of every content hash; it rises if rows or their format change
 
 
 class DataConfig(Section):

@@ -67,7 +67,6 @@ def run_partitions(
             pool.run(WorkQueue(todo, weights))
         finally:
             index.flush()
-    opened.rows.sweep()  # unfinished files of killed workers
     before = f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
     progress.stage_finished(name, f"{len(todo)} partition{'s' * (len(todo) > 1)} computed{before}")
 

@@ -28,11 +28,10 @@ def finished_files(
     """Return the finished partitions and their summaries. A damaged file counts as missing, and nothing is written.
 
     Raises:
-        NewerSchema: if a file has another schema version.
         ContentHashMismatch: if a file belongs to another run.
     """
     folder = rows_folder(stage, content_hash)
-    sizes, entries = store.sizes(folder), _entries(store, folder, content_hash)
+    sizes, entries = store.sizes(folder), _entries(store, folder)
 
     def from_footer(partition: Partition) -> PartitionSummary | None:
         path = f"{folder}/{partition.file_name}"
@@ -63,7 +62,7 @@ class IndexWriter:
     ) -> None:
         self._store, self._folder, self._content_hash = store, rows_folder(stage, content_hash), content_hash
         self._finished = {partition.index: summary for partition, summary in finished.items()}
-        self._changed = bool(self._finished.keys() - _entries(store, self._folder, content_hash).keys())
+        self._changed = bool(self._finished.keys() - _entries(store, self._folder).keys())
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
     def add(self, summary: PartitionSummary) -> None:
@@ -76,19 +75,17 @@ class IndexWriter:
         """Write the index if it has changed, with the entries that another driver has added."""
         if not self._changed:
             return
-        merged = _entries(self._store, self._folder, self._content_hash) | self._finished
+        merged = _entries(self._store, self._folder) | self._finished
         entries = [vars(summary) for _, summary in sorted(merged.items())]
         content = {"schema_version": SCHEMA_VERSION, "content_hash": self._content_hash, "entries": entries}
         self._store.write(f"{self._folder}/{INDEX}", signed_json(content, separators=(",", ":")))
         self._changed, self._due = False, time.monotonic() + _SECONDS_BETWEEN
 
 
-def _entries(store: Store, folder: str, content_hash: str) -> dict[int, PartitionSummary]:
-    """Return partition -> entry of an index; empty if the index is missing, damaged, or belongs to other rows."""
+def _entries(store: Store, folder: str) -> dict[int, PartitionSummary]:
+    """Return partition -> entry of an index; empty if the index is missing or damaged."""
     try:
         content = read_signed_json(store.read(f"{folder}/{INDEX}"))
-        if (content["schema_version"], content["content_hash"]) != (SCHEMA_VERSION, content_hash):
-            raise ValueError("it belongs to other rows or to another release")
         return {summary.partition: summary for summary in from_plain(list[PartitionSummary], content["entries"])}
     except MissingArtifact:
         return {}

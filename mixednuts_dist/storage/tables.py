@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact, NewerSchema
+from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
 from .partitions import Partition, rows_among, rows_folder
 from .records import AttackRecords, EvaluateRecords, PartitionSummary, from_plain
 from .store import Store, concurrently
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # commands that only look at a run's footers do not import Py
 
     from ..selection.selection import Selection
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 6  # for other readers; `RESULTS_VERSION` is part of the content hash
 SURVIVED = "survived_"  # column prefix, before the attack's name
 FLAG = "flag_"  # column prefix, before the red flag's name
 _METADATA, _SHA256, _ZEROS = b"mixednuts", b"mixednuts.sha256", b"0" * 64
@@ -127,7 +127,6 @@ def finished_rows(store: Store, path: str, content_hash: str, partition: Partiti
     """Return the summary of a partition's file; None if it is missing, damaged or holds other rows.
 
     Raises:
-        NewerSchema: if it has another schema version.
         ContentHashMismatch: if it belongs to another run.
     """
     try:
@@ -147,13 +146,7 @@ def _summary_in(end: Bytes, address: str, content_hash: str, partition: Partitio
     """Return the summary in the last bytes of a partition's file; None and errors as in `finished_rows`."""
     try:
         metadata, n_bytes = _metadata(end)
-        version, found = metadata["schema_version"], metadata["content_hash"]
-        if version != SCHEMA_VERSION:
-            raise NewerSchema(
-                f"{address} has schema version {version!r}; this release reads {SCHEMA_VERSION}. Nothing was "
-                "changed. Use the release that wrote it"
-            )
-        if found != content_hash:
+        if (found := metadata["content_hash"]) != content_hash:
             raise ContentHashMismatch(
                 f"{address} has the content hash {found}, this run has {content_hash}: the weights, the data or the "
                 "parameters differ from those of its rows. Give the run another name, or delete that file"
@@ -172,7 +165,7 @@ def create_whole(
     An existing file that is damaged or holds other rows is quarantined.
 
     Raises:
-        NewerSchema, ContentHashMismatch: as in `finished_rows`.
+        ContentHashMismatch: as in `finished_rows`.
     """
     address = store.address(path)
     while not store.create(path, content):
@@ -201,7 +194,7 @@ def read_columns(
     Raises:
         MissingArtifact: if a partition has no file.
         DamagedFile: if a file has changed since it was written. This function does not rename it.
-        ContentHashMismatch: if a file belongs to another run, or (NewerSchema) has another schema version.
+        ContentHashMismatch: if a file belongs to another run.
     """
     import torch
 

@@ -52,7 +52,7 @@ def test_what_is_done_is_one_read(store: Store, monkeypatch: pytest.MonkeyPatch)
     assert opened == [PATH]
 
 
-@pytest.mark.parametrize("damage", ["lost", "cut", "changed", "newer", "another run"])
+@pytest.mark.parametrize("damage", ["lost", "cut", "changed"])
 def test_without_a_usable_index_the_footers_are_read(store: Store, damage: str) -> None:
     content = json.loads(store.read(PATH))
     if damage == "lost":
@@ -60,8 +60,7 @@ def test_without_a_usable_index_the_footers_are_read(store: Store, damage: str) 
     elif damage == "cut":
         store.write(PATH, store.read(PATH)[:-9])
     else:
-        changes = {"changed": {"entries": []}, "newer": {"schema_version": 99}, "another run": {"content_hash": "f1"}}
-        store.write(PATH, json.dumps({**content, **changes[damage]}).encode())
+        store.write(PATH, json.dumps({**content, "entries": []}).encode())
     before = store.all_files()
     found = finished_files(store, "attack", PARTS, "f0")
     assert found == {part: summary(part) for part in PARTS}

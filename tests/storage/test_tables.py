@@ -1,6 +1,5 @@
 """Parquet files keep every bit, and rows of another run, schema or partition raise."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import fsspec
@@ -8,13 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mixednuts_dist.errors import ContentHashMismatch, DamagedFile, NewerSchema
-from mixednuts_dist.storage import tables
+from mixednuts_dist.errors import ContentHashMismatch, DamagedFile
 from mixednuts_dist.storage.index import IndexWriter, finished_files
 from mixednuts_dist.storage.partitions import Partition, split_images
-from mixednuts_dist.storage.records import PartitionSummary
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import create_whole, encode_table, finished_rows, read_columns, table_problem
+from mixednuts_dist.storage.tables import create_whole, finished_rows, read_columns, table_problem
 from tests.helpers.stored_rows import checksum, columns, content_of, quarantined, summary
 
 
@@ -103,36 +100,6 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
         assert told == summary(part), position
         assert all(torch.equal(found[name], values) for name, values in expected.items()), position
     assert noticed > len(whole) / 3
-
-
-def test_a_summary_of_a_newer_release_is_understood(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class Newer(PartitionSummary):
-        more: str = "news"
-
-    store, part = Store(str(tmp_path)), split_images(3, 3)[0]
-    store.write("attack/file", encode_table(columns(part), "f0", Newer(**asdict(summary(part)))))
-    assert finished_rows(store, "attack/file", "f0", part) == summary(part)
-
-
-def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version is read before the summary, whose format may differ."""
-    store, (part, *_) = Store(str(tmp_path)), split_images(3, 3)
-    path = f"attack/f0/{part.file_name}"
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 99)
-    monkeypatch.setattr(tables, "asdict", lambda _: {"of": "the future"})
-    content = content_of(part)
-    monkeypatch.undo()
-    store.write(path, content)
-    for read in (
-        lambda: finished_rows(store, path, "f0", part),
-        lambda: read_columns(store, "attack", [part], "f0", ["margin"]),
-        lambda: finished_files(store, "attack", [part], "f0"),
-    ):
-        with pytest.raises(NewerSchema, match=r"schema version 99; this release reads 6\. Nothing"):
-            read()
-    assert store.read(path) == content
-    assert store.all_files() == [path]
 
 
 def test_a_few_rows_come_from_their_row_groups(tmp_path: Path) -> None:
