@@ -24,26 +24,17 @@ def logits(images):
 """
 
 
-@pytest.fixture
-def results(
-    tiny: Callable[..., RunConfig],
-    tmp_path: Path,
-    local_executor: Any,
-    no_pictures: None,  # noqa: ARG001
-) -> dict[str, dict[str, Any]]:
+@pytest.mark.usefixtures("no_pictures")
+def test_black_box_std_gives_the_same_parameters(
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
+) -> None:
     """The same small run with `std` as a module and as a function that returns classes."""
     (tmp_path / "answers.py").write_text(ANSWERS)
-    stds = {"module": "demo:std", "black box": f"callable:{tmp_path / 'answers.py'}:classes#classes=10"}
-    # The paper's search: a round follows the gradient of `std`, and a black box has none.
-    search = {**tiny_content(tmp_path)["search"], "rounds": 0}
-    return {
-        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), executor=local_executor).to_json()
-        for name, uri in stds.items()
-    }
-
-
-def test_black_box_std_gives_the_same_parameters(results: dict[str, dict[str, Any]]) -> None:
-    module, black_box = results["module"], results["black box"]
+    search = {**tiny_content(tmp_path)["search"], "rounds": 0}  # a round follows the gradient of `std`
+    module, black_box = (
+        pipeline.run(tiny(name=name, std=uri, search=search), executor=local_executor).to_json()
+        for name, uri in (("module", "demo:std"), ("box", f"callable:{tmp_path / 'answers.py'}:classes#classes=10"))
+    )
     assert black_box["parameters"] == module["parameters"]
     for name in ("std", "rob", "mixed"):
         assert black_box["accuracy"][name]["clean"] == module["accuracy"][name]["clean"]
@@ -56,12 +47,9 @@ def test_black_box_std_gives_the_same_parameters(results: dict[str, dict[str, An
     assert black_box["accuracy"]["mixed"]["robust"]["correct"] >= module["accuracy"]["mixed"]["robust"]["correct"] - 2
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_black_box_rob_gives_the_results_of_its_network(
-    tiny: Callable[..., RunConfig],
-    tmp_path: Path,
-    local_executor: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    no_pictures: None,  # noqa: ARG001
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Square needs no gradients, so a run on the answers equals a run on the network, with a refinement round."""
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ("square",))  # also for the network
