@@ -11,7 +11,7 @@ from mixednuts_dist.storage.index import finished_files
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import create_whole
-from tests.helpers.stored_rows import checksum, content_of, quarantined, summary, write_stage
+from tests.helpers.stored_rows import checksum, content_of, quarantined, write_stage
 
 PARTS = split_images(12, 3)
 
@@ -36,16 +36,6 @@ def test_whole_files_are_never_renamed_by_another_driver(uri: str, seed: int) ->
     for part in PARTS:
         assert store.read(f"attack/f0/{part.file_name}") == content_of(part)
     assert list(finished_files(store, "attack", PARTS, "f0")) == PARTS
-
-
-def test_a_file_that_came_since_the_listing_stays_and_counts(uri: str) -> None:
-    """As it was seen: the second driver lists nothing, the first one writes, and the second one lists again."""
-    second, missing = Store(uri), PARTS[2]
-    assert finished_files(second, "attack", PARTS, "f0") == {}
-    assert create_whole(Store(uri), f"attack/f0/{missing.file_name}", content_of(missing), "f0", missing) is None
-    there = create_whole(second, f"attack/f0/{missing.file_name}", b"another's", "f0", missing)
-    assert there == summary(missing)
-    assert second.read(f"attack/f0/{missing.file_name}") == content_of(missing)
 
 
 def test_of_many_that_set_one_damaged_file_aside_one_does(uri: str) -> None:
