@@ -24,7 +24,7 @@ from pydantic import Field
 from mixednuts_dist.config.register import STAGES
 from mixednuts_dist.config.section import Section
 from mixednuts_dist.errors import DatasetError
-from mixednuts_dist.stages.stage import Outcome, Stage, classifier_names
+from mixednuts_dist.stages.stage import Stage, classifier_names
 
 if TYPE_CHECKING:
     from mixednuts_dist.distributed.tasks import Columns, Counts
@@ -82,14 +82,12 @@ class Corruptions(Stage):
         """Describe the stage's rows in the report's table."""
         return f"right under each of {len(self.keys.names)} corruptions at {N_SEVERITIES} severities"
 
-    def outcomes(self, opened: Run) -> list[Outcome]:
+    def outcomes(self, opened: Run) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Return one row of the accuracy table per classifier: right under every corruption and severity."""
         rows = self.rows(opened, ["clean", *self.keys.names])
         every_NM = torch.stack([rows[name].all(dim=1) for name in self.keys.names]).all(dim=0)
-        return [
-            Outcome(f"{name}, corrupted", int(clean_N.sum()), int(every_N.sum()), len(clean_N))
-            for name, clean_N, every_N in zip(classifier_names(opened.config), rows["clean"].T, every_NM.T, strict=True)
-        ]
+        names = (f"{name}, corrupted" for name in classifier_names(opened.config))
+        return dict(zip(names, zip(rows["clean"].T, every_NM.T, strict=True), strict=True))
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """Return each classifier's accuracy per severity and its mCE relative to the first classifier."""
@@ -99,7 +97,7 @@ class Corruptions(Stage):
         names = classifier_names(opened.config)
         table: list[list[object]] = [
             [
-                name, (int(clean_N.sum()), len(clean_N)),
+                name, clean_N,
                 *(round(100 * float(right_CSN[:, s].double().mean()), 1) for s in range(N_SEVERITIES)),
                 mean_corruption_error(errors_C.tolist(), errors_MC[0].tolist()),
             ]

@@ -31,7 +31,7 @@ from ..stages.stage import Stage, stage_of
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
-from .counts import Count, outcome_counts
+from .counts import count, outcome_counts
 from .figures import tradeoff
 from .page import report_files
 from .results import TRANSFER_ATTACK, RunResults, gather_results, notes_on, stage_costs
@@ -171,8 +171,8 @@ def _added_stages(opened: Run) -> tuple[dict[Stage, list[PartitionSummary]], tup
 
 def _rows(opened: Run, stage: Stage, summaries: Sequence[PartitionSummary]) -> list[AccuracyRow]:
     own = [
-        AccuracyRow(row.name, Count(row.clean, row.total), Count(row.robust, row.total), stage.words())
-        for row in stage.outcomes(opened)
+        AccuracyRow(name, count(clean_N), count(robust_N), stage.words())
+        for name, (clean_N, robust_N) in stage.outcomes(opened).items()
     ]
     name = f"{stage.model_name(opened.config)}, {stage.name}"
     return own or [AccuracyRow(name, *outcome_counts(summaries), stage.words())]
@@ -183,7 +183,7 @@ def stage_tables(opened: Run, stages: Iterable[Stage]) -> dict[str, Table]:
     found = {}
     for stage in stages:
         for title, (columns, rows) in stage.tables(opened).items():
-            cells = [[Count(*cell) if isinstance(cell, tuple) else cell for cell in row] for row in rows]
+            cells = [[count(cell) if isinstance(cell, torch.Tensor) else cell for cell in row] for row in rows]
             found[title] = Table(columns, cast(Sequence[Sequence[Cell]], cells))
     return found
 

@@ -17,7 +17,7 @@ from ..config.uris import travelled
 from ..storage.partitions import Partition
 from .progress import RunProgress
 from .runs import Run
-from .stage import Outcome, Stage, classifier_names, stage_of
+from .stage import Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,8 +102,8 @@ class VerifyAdvImages(Stage):
         done = evaluation.finished(opened)
         return rows, evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
 
-    def outcomes(self, opened: Run) -> list[Outcome]:
-        """Count the images on which each classifier is correct.
+    def outcomes(self, opened: Run) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the images on which each classifier is correct.
 
         For the last classifier, the images must also be robust in the evaluation, if it has finished.
         """
@@ -111,12 +111,8 @@ class VerifyAdvImages(Stage):
         robust_NM = rows["clean_right"] & rows["right"]
         if evaluated_N is not None:
             robust_NM[:, -1] &= evaluated_N
-        return [
-            Outcome(f"{name}, submitted images", int(clean_N.sum()), int(robust_N.sum()), len(robust_N))
-            for name, clean_N, robust_N in zip(
-                classifier_names(opened.config), rows["clean_right"].T, robust_NM.T, strict=True
-            )
-        ]
+        names = (f"{name}, submitted images" for name in classifier_names(opened.config))
+        return dict(zip(names, zip(rows["clean_right"].T, robust_NM.T, strict=True), strict=True))
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """Return a table of the submitted images, and one of the images that each classifier misclassifies."""
@@ -133,10 +129,8 @@ class VerifyAdvImages(Stage):
         for column, name in enumerate(names):
             clean, broken = rows["clean_right"][:, column], ~rows["right"][:, column]
             new = None if evaluated_N is None or name != names[-1] else _listed(broken & evaluated_N)
-            verified.append([
-                name, (int(clean.sum()), len(clean)), int((clean & broken & counts).sum()), new,
-                _listed(rows["at_border"][:, column]),
-            ])  # fmt: skip
+            n_broken, borderline = int((clean & broken & counts).sum()), _listed(rows["at_border"][:, column])
+            verified.append([name, clean, n_broken, new, borderline])
         columns = ["classifier", "clean", "broken", "newly broken", "borderline"]
         return {
             f"adversarial images of {self.keys.file}": (["images", "count"], submitted),

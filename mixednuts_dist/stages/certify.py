@@ -20,9 +20,11 @@ from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from .runs import Run
 from .search_result import read_search_result
-from .stage import Certified, Outcome, Stage
+from .stage import Certified, Stage
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..certification.smoothing import SmoothedAnswers, SmoothingPlan
     from ..distributed.tasks import Columns, Counts
     from ..distributed.workbench import Workbench
@@ -145,17 +147,14 @@ class Certify(Stage):
         votes = Votes(rows["chosen_counts"], rows["counts"])
         return SmoothedAnswers(self.keys.plan(), rows["label"], rows.get("std_class"), votes)
 
-    def outcomes(self, opened: Run) -> list[Outcome]:
-        """Return the counts of the robust classifier alone and of the deployed mixed classifier at each radius."""
+    def outcomes(self, opened: Run) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the images of the robust classifier alone and of the deployed mixed classifier at each radius."""
         answers, _, mixtures = self._read(opened)
-        return [
-            Outcome(
-                f"{name}, certified at {radius:g}", int(answers.clean(mixture).sum()),
-                int(answers.certified(mixture, radius).sum()), len(answers.labels_N),
-            )
+        return {
+            f"{name}, certified at {radius:g}": (answers.clean(mixture), answers.certified(mixture, radius))
             for name, mixture in mixtures.items()
             for radius in self.radii
-        ]  # fmt: skip
+        }
 
     def certified(self, opened: Run) -> Certified:
         """Return the numbers that the report draws over beta and over the radius."""
@@ -181,9 +180,8 @@ class Certify(Stage):
         by_beta = {f"{entry.beta:g}": entry.mixture() for entry in (search.entries if search else ())}
         rows: list[list[object]] = []
         for name, mixture in {"rob alone": mixtures["rob"], **by_beta}.items():
-            found = [answers.clean(mixture), answers.predicted(mixture)]
-            found += [answers.certified(mixture, radius) for radius in self.radii]
-            rows.append([name, mixture.alpha, *((int(each_N.sum()), len(each_N)) for each_N in found)])
+            certified = (answers.certified(mixture, radius) for radius in self.radii)
+            rows.append([name, mixture.alpha, answers.clean(mixture), answers.predicted(mixture), *certified])
         counted = ["clean", "clean, abstentions as errors", *(f"certified at {radius:g}" for radius in self.radii)]
         n_images, confidence = len(answers.labels_N), self.keys.confidence
         title = (

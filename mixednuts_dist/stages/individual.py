@@ -64,7 +64,5 @@ class Individual(Stage):
         columns = {attack: f"{SURVIVED}{attack}" for attack in opened.config.evaluate.attacks}
         columns["all of them"] = "robust"
         found = self.rows(opened, [*columns.values()])
-        rows: list[list[object]] = [
-            [name, (int(found[column].sum()), len(found[column]))] for name, column in columns.items()
-        ]
+        rows: list[list[object]] = [[name, found[column]] for name, column in columns.items()]
         return {"individual attacks, each on all images": (["attack", "robust"], rows)}

@@ -77,16 +77,19 @@ class Stage:
         """Return a short text for the report on what a robust image withstands."""
         return STAGES.entries()[self.name].describes
 
-    def outcomes(self, opened: Run) -> Sequence[Outcome]:  # noqa: ARG002
-        """Return the stage's rows of the accuracy table; if empty, the report shows one row from the summaries."""
-        return ()
+    def outcomes(self, opened: Run) -> Mapping[str, tuple[Tensor, Tensor]]:  # noqa: ARG002
+        """Return the stage's rows of the accuracy table, name -> clean and robust images, (N,) bool.
+
+        If empty, the report shows one row from the summaries.
+        """
+        return {}
 
     def certified(self, opened: Run) -> Certified | None:  # noqa: ARG002
         """Return the certified images of `rob` and of the mixed classifier of each beta, for the report."""
         return None
 
     def tables(self, opened: Run) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]]:  # noqa: ARG002
-        """Return tables for the report, title -> columns and rows; a pair (some, all) in a row is a count."""
+        """Return tables for the report, title -> columns and rows; images (N,) bool in a row are a count."""
         return {}
 
     def model_name(self, config: RunConfig) -> str:
@@ -171,16 +174,6 @@ class Stage:
         opened = open_run(config)
         self.complete(opened, executor, progress or RunProgress())
         return opened
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A row of the report's accuracy table, of `total` images."""
-
-    name: str
-    clean: int
-    robust: int
-    total: int
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def test_any_alpha_and_radius_is_answered_later(finished: tuple[RunResults, Cert
 
 def test_rob_alone_is_certified_too(tmp_path: Path) -> None:
     stage, opened = certified(tmp_path, std=None)
-    assert [row.name for row in stage.outcomes(opened)] == ["rob, certified at 0.1", "rob, certified at 0.25"]
+    assert [*stage.outcomes(opened)] == ["rob, certified at 0.1", "rob, certified at 0.25"]
 
 
 @pytest.mark.parametrize(
