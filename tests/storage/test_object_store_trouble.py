@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -132,28 +131,3 @@ def test_storage_error_in_mid_run_ends_it_resumably(
     assert again.exit_code == 0, again.stderr
     here = pipeline.run(config, executor=DebugExecutor()).to_json()
     assert json.loads(again.stdout)["accuracy"] == here["accuracy"]
-
-
-@pytest.mark.usefixtures("fault_proxy")
-def test_profile_token_is_renewed_in_time(
-    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As those of `credential_process`, a sign-on, a web identity or a machine's role are, by botocore."""
-    asked, given = tmp_path / "asked", tmp_path / "given.json"
-    expires = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()  # botocore renews what has less than ten
-    key = {"Version": 1, "AccessKeyId": "tests", "SecretAccessKey": object_store.secret, "Expiration": expires}
-    given.write_text(json.dumps(key))
-    (tmp_path / "process").write_text(f"#!/bin/sh\necho >> {asked}\ncat {given}\n")
-    (tmp_path / "process").chmod(0o700)
-    (tmp_path / "config").write_text(
-        f"[profile renewed]\ncredential_process = {tmp_path}/process\nregion = us-east-1\n"
-    )
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_PROFILE", "renewed")
-    store = Store(object_store.uri("renewed"))
-    store.write("file", b"1")
-    before = len(asked.read_text())
-    assert store.read("file") == b"1"
-    assert len(asked.read_text()) > before
