@@ -35,6 +35,7 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: RunPro
     Raises:
         MissingArtifact: if the attack stage has not finished.
         InvalidInputError: if no candidate is feasible, or no attacked image is classified correctly.
+        DamagedFile: if the stored result has changed.
     """
     return complete(open_run(config), executor, progress or RunProgress())
 
@@ -45,14 +46,9 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
     opened = opened.searched
     require_complete(opened, "attack", opened.attack_content_hash)
     if opened.store.exists(SELECTED) and opened.store.exists(CANDIDATES):
-        try:
-            result = read_search_result(opened)
-        except DamagedFile as error:
-            logger.warning("%s", error)
-            opened.store.set_aside(SELECTED, error.sha256)
-        else:
-            progress.stage_finished("search", f"nothing to do: {_headline(result)}")
-            return result
+        result = read_search_result(opened)
+        progress.stage_finished("search", f"nothing to do: {_headline(result)}")
+        return result
     with stage_clock(opened.store, "search"), executing(executor, opened.config.compute) as used:
         if attacks_its_choice(opened.config.search):
             rounds = Rounds(opened, used, progress)

@@ -58,7 +58,7 @@ def read_search_result(opened: Run) -> SearchResult:
         content = read_signed_json(written)
         result, content_hash = from_plain(SearchResult, content["result"]), content["content_hash"]
     except (ValueError, LookupError) as error:
-        message = f"{address} is damaged ({error}): `mixednuts search` quarantines it and searches again"
+        message = f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again"
         raise DamagedFile(message, address, written) from error
     if content_hash != search_content_hash(opened):
         raise ContentHashMismatch(
