@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class Individual(Stage):
     """Counts the images that each attack alone breaks, of the deployed mixed classifier or, without `std`, of `rob`."""
 
-    needs = ("attack",)
     of_mixture = True
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:

@@ -259,11 +259,7 @@ def _write_or_compare(store: Store, run: Run) -> None:
 
 
 def finished_partitions(run: Run, stage: str, content_hash: str) -> dict[Partition, PartitionSummary]:
-    """Return the partitions whose file is complete; a damaged file counts as missing.
-
-    Raises:
-        ContentHashMismatch: if a file belongs to another run.
-    """
+    """Return the partitions whose file is complete; a damaged file counts as missing."""
     return finished_files(run.rows, stage, run.partitions, content_hash)
 
 

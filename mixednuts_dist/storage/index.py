@@ -25,11 +25,7 @@ _SECONDS_BETWEEN = 60.0  # between two writes, each of which takes 1 s for a mil
 def finished_files(
     store: Store, stage: str, partitions: Sequence[Partition], content_hash: str
 ) -> dict[Partition, PartitionSummary]:
-    """Return the finished partitions and their summaries. A damaged file counts as missing, and nothing is written.
-
-    Raises:
-        ContentHashMismatch: if a file belongs to another run.
-    """
+    """Return the finished partitions and their summaries. A damaged file counts as missing, and nothing is written."""
     folder = rows_folder(stage, content_hash)
     sizes, entries = store.sizes(folder), _entries(store, folder)
 

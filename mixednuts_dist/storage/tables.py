@@ -124,13 +124,9 @@ def table_problem(content: Bytes) -> str | None:
 
 
 def finished_rows(store: Store, path: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
-    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows.
-
-    Raises:
-        ContentHashMismatch: if it belongs to another run.
-    """
+    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows."""
     try:
-        return _summary_in(_read_end(store, path), store.address(path), content_hash, partition)
+        return _summary_in(_read_end(store, path), content_hash, partition)
     except MissingArtifact:
         return None
 
@@ -142,19 +138,14 @@ def _read_end(store: Store, path: str) -> bytes:
     return store.read(path, -needed) if len(end) == _END_BYTES < needed else end
 
 
-def _summary_in(end: Bytes, address: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
-    """Return the summary in the last bytes of a partition's file; None and errors as in `finished_rows`."""
+def _summary_in(end: Bytes, content_hash: str, partition: Partition) -> PartitionSummary | None:
+    """Return the summary in the last bytes of a partition's file; None if they are damaged or belong to other rows."""
     try:
         metadata, n_bytes = _metadata(end)
-        if (found := metadata["content_hash"]) != content_hash:
-            raise ContentHashMismatch(
-                f"{address} has the content hash {found}, this run has {content_hash}: the weights, the data or the "
-                "parameters differ from those of its rows. Give the run another name, or delete that file"
-            )
         summary = replace(from_plain(PartitionSummary, metadata["summary"]), n_bytes=n_bytes)
+        return summary if metadata["content_hash"] == content_hash and summary.is_of(partition) else None
     except _UNREADABLE:
         return None
-    return summary if summary.is_of(partition) else None
 
 
 def create_whole(
@@ -163,17 +154,13 @@ def create_whole(
     """Write a partition's file and return None. If a whole file exists, keep that file and return its summary.
 
     An existing file that is damaged or holds other rows is quarantined.
-
-    Raises:
-        ContentHashMismatch: as in `finished_rows`.
     """
-    address = store.address(path)
     while not store.create(path, content):
         try:
             found = store.read(path)
         except MissingArtifact:  # another driver has just quarantined it
             continue
-        if not table_problem(found) and (existing := _summary_in(found, address, content_hash, partition)):
+        if not table_problem(found) and (existing := _summary_in(found, content_hash, partition)):
             return existing
         store.set_aside(path, hashlib.sha256(found).hexdigest())
     return None
@@ -194,7 +181,7 @@ def read_columns(
     Raises:
         MissingArtifact: if a partition has no file.
         DamagedFile: if a file has changed since it was written. This function does not rename it.
-        ContentHashMismatch: if a file belongs to another run.
+        ContentHashMismatch: if a file holds other rows or columns.
     """
     import torch
 
@@ -217,8 +204,8 @@ def _read_partition(
     address = store.address(path)
 
     def decoded(content: Bytes) -> dict[str, Tensor]:
-        if _summary_in(content, address, content_hash, partition) is None:
-            raise ValueError(f"it does not hold {partition}")
+        if _summary_in(content, content_hash, partition) is None:
+            raise ValueError(f"it does not hold {partition} of {content_hash}")
         return _decoded(content, rows, columns)
 
     try:
