@@ -121,9 +121,7 @@ class Stage:
         Raises:
             MissingArtifact: if the stage has not finished.
         """
-        content_hash = self.content_hash(opened)
-        require_complete(opened, self.name, content_hash)
-        return opened.columns(self.name, content_hash, columns)
+        return opened.columns(self.name, self.content_hash(opened), columns)
 
     def searched(self, opened: Run) -> SearchResult | None:
         """Return the search result that the stage works on, if any; errors as in `read_search_result`."""

@@ -112,17 +112,6 @@ def test_another_run_reuses_the_rows_of_rounds(searched: Searched, local_executo
     assert again.deployed() == first.deployed()
 
 
-def test_a_lost_selection_is_made_again_from_the_rounds(searched: Searched, local_executor: Any) -> None:
-    config, result = searched
-    folder = Path(config.storage) / config.place() / "search"
-    before = (folder / "selected.json").read_bytes()
-    (folder / "selected.json").unlink()
-    watcher = Watcher()
-    assert search.run(config, executor=local_executor, progress=watcher) == result
-    assert (folder / "selected.json").read_bytes() == before
-    assert watcher.computed == []
-
-
 def test_a_round_that_lost_a_partition_computes_that_one_again(searched: Searched, local_executor: Any) -> None:
     config, result = searched
     folder = Path(config.storage) / config.place() / "search"
