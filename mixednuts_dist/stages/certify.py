@@ -41,10 +41,6 @@ def _certifiable(alpha: float) -> float:
 
 Alpha = Annotated[float, AfterValidator(_certifiable)]
 _STEPS = 24  # points of the curve over the radius
-NOT_CLAIMED = (
-    "A certificate holds against every perturbation up to its L2 radius. It holds for the smoothed mixed classifier, "
-    "which averages rob's votes under noise, and not for the deployed mixed classifier, which takes a single pass"
-)
 
 
 class CertifyKeys(Section):
@@ -170,12 +166,11 @@ class Certify(Stage):
             entry.beta: [int(answers.certified(entry.mixture(), radius).sum()) for radius in self.radii]
             for entry in (search.entries if search else ())
         }
-        return Certified(self.radii, by_beta, by_radius, len(answers.labels_N))
+        reach = reaches["mixed" if search else "rob"].tolist()
+        return Certified(self._claim(answers), self.radii, by_beta, by_radius, reach, len(answers.labels_N))
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """Return the certified images of the mixed classifier of each beta, without a network pass."""
-        from ..certification.confidence import most_false
-
         answers, search, mixtures = self._read(opened)
         by_beta = {f"{entry.beta:g}": entry.mixture() for entry in (search.entries if search else ())}
         rows: list[list[object]] = []
@@ -183,13 +178,20 @@ class Certify(Stage):
             certified = (answers.certified(mixture, radius) for radius in self.radii)
             rows.append([name, mixture.alpha, answers.clean(mixture), answers.predicted(mixture), *certified])
         counted = ["clean", "clean, abstentions as errors", *(f"certified at {radius:g}" for radius in self.radii)]
+        return {f"certified, by beta: {self._claim(answers)}": (["beta", "alpha", *counted], rows)}
+
+    def _claim(self, answers: SmoothedAnswers) -> str:
+        """Return what a certificate guarantees, and with which confidence."""
+        from ..certification.confidence import most_false
+
         n_images, confidence = len(answers.labels_N), self.keys.confidence
-        title = (
-            f"certified, by beta: {self.words()}. {NOT_CLAIMED}. The confidence is that of each image. Subtract "
+        return (
+            f"{self.words()}. A certificate holds against every perturbation up to its L2 radius. It holds for the "
+            "smoothed mixed classifier, which averages rob's votes under noise, and not for the deployed mixed "
+            "classifier, which takes a single pass. The confidence is that of each image. Subtract "
             f"{most_false(n_images, confidence):,} from a count of certified images for a statement about all "
             f"{n_images:,} images together with confidence {confidence:g}"
         )
-        return {title: (["beta", "alpha", *counted], rows)}
 
     def _read(self, opened: Run) -> tuple[SmoothedAnswers, SearchResult | None, dict[str, Mixture]]:
         """Return the rows, the search result (None without `std`), and "rob" alone and the deployed "mixed"."""

@@ -178,9 +178,11 @@ class Stage:
 class Certified:
     """The numbers of images, out of `total`, that are certified in L2."""
 
+    claim: str  # "certified in L2 ...", then what a certificate guarantees and with which confidence
     radii: Sequence[float]  # as configured, in ascending order
     by_beta: Mapping[float, Sequence[int]]  # beta -> number of images at each of `radii`
     by_radius: Mapping[str, Sequence[tuple[float, int]]]  # "rob" and "mixed" -> (radius, number of images)
+    reach: Sequence[float]  # by sample id, the largest certified radius of the deployed classifier; 0 for none
     total: int
 
 
