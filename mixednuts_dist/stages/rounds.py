@@ -114,7 +114,8 @@ class Rounds:
     def _search_again(self, result: SearchResult) -> SearchResult:
         """Search over all stored examples; choices that were attacked and keep enough images remain chosen."""
         held = {entry.beta: entry for entry in result.entries if self._is_kept(entry)}
-        return self._search().with_entries(held)
+        found = self._search()
+        return replace(found, entries=tuple(held.get(entry.beta, entry) for entry in found.entries))
 
     def _measured(self, result: SearchResult) -> list[Choice]:
         """Return the choices to measure, the deployed one first."""

@@ -61,11 +61,18 @@ def code_of(store: Store, path: str) -> bytes:
 
 @functools.cache
 def _local_copy(store_uri: str, path: str) -> str:
-    """Return the path of a temporary copy that Python can import; it is deleted when this process ends."""
+    """Return the path of a copied file that Python can import.
+
+    A copy in a bucket is downloaded to a temporary folder, which is deleted when this process ends.
+    """
+    store = Store(store_uri)
+    content = code_of(store, path)
+    if "://" not in store.uri:
+        return store.address(path)
     folder = tempfile.mkdtemp(prefix="mixednuts-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder, Path(path).name)
-    copy.write_bytes(code_of(Store(store_uri), path))
+    copy.write_bytes(content)
     return str(copy)
 
 

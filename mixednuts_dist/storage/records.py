@@ -6,8 +6,8 @@ Shapes: N images of the run, K classes. There is one row per image, and `sample_
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -125,10 +125,6 @@ class SearchResult:
     def by_beta(self) -> dict[float, Choice]:
         """Return beta -> entry."""
         return {entry.beta: entry for entry in self.entries}
-
-    def with_entries(self, held: Mapping[float, Choice]) -> SearchResult:
-        """Return a copy with the entries of these betas replaced."""
-        return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
 
 
 @dataclass(frozen=True)
