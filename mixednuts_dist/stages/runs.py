@@ -110,7 +110,7 @@ class RunFile:
     attack_content_hash: str
     inputs: Inputs
     config: dict[str, Any]
-    folder: str  # of the configuration's file
+    folder: str  # the folder of the configuration
     code: dict[str, str]  # from `keep_code`
     versions: dict[str, str]  # the last key, which must be there, because a truncated file is often valid YAML
 
