@@ -83,22 +83,6 @@ class IdentityTransform(LogitMap):
         return logits_BK
 
 
-class TemperatureTransform(LogitMap):
-    """`z / temperature`; below 1 it raises the confidence."""
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise InvalidInputError(f"temperature={temperature} must be positive and finite")
-        self.temperature = temperature
-
-    def map_float64(self, logits_BK: Tensor) -> Tensor:
-        return logits_BK / self.temperature
-
-    def settings(self) -> dict[str, Any]:
-        return {"temperature": self.temperature}
-
-
 class LayerNormTransform(LogitMap):
     """LayerNorm alone: the map after which the attack stage minimizes margins."""
 
@@ -145,7 +129,6 @@ class LogitTransform(LogitMap):
 LOGIT_MAPS: dict[str, type[LogitMap]] = {
     "nonlinear": LogitTransform,
     "identity": IdentityTransform,
-    "temperature": TemperatureTransform,
     "layer_norm": LayerNormTransform,
 }
 

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from ..config.search_config import RangeConfig
 from ..errors import InvalidInputError
 from .grid import Grid
 
 if TYPE_CHECKING:
     from ..mixing.mixture import Mixture
     from ..mixing.transforms import LogitTransform
-
-_GRID_POINTS = 8  # per axis of the published grids
-_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,17 @@ class Choice:
         >>> Choice.published("cifar10").scale
         5.0
         """
-        return _look_up(_PUBLISHED, dataset)
+        grid = published_grid(dataset)
+        (scale, power, bias), alpha, alpha_d, ln_k = _PUBLISHED[dataset]
+        at = grid.scales[scale], grid.powers[power], grid.biases[bias]
+        return cls(*at, alpha, 1 - alpha, surrogate_alpha=alpha_d, ln_k=ln_k)
+
+
+def weights_at(log_one_minus_threshold: float) -> dict[str, Any]:
+    """Return the fields of a `Choice` that follow from its margin threshold."""
+    threshold = -math.expm1(log_one_minus_threshold)
+    alpha, one_minus_alpha = 1 / (1 + threshold), threshold / (1 + threshold)
+    return {"alpha": alpha, "one_minus_alpha": one_minus_alpha, "log_one_minus_cutoff": log_one_minus_threshold}
 
 
 def published_grid(dataset: str) -> Grid:
@@ -99,39 +106,22 @@ def published_grid(dataset: str) -> Grid:
 
     CIFAR-100's biases span [-2.5, 0]: the printed optimum -2.14 is not on eight points of the printed [-2.5, -0.4].
     """
-    return _look_up(_GRIDS, dataset)
+    if dataset not in _RANGES:
+        raise InvalidInputError(f"nothing is published for dataset={dataset!r}; valid names: {', '.join(_RANGES)}")
+    scales, *others = _RANGES[dataset]
+    powers, biases = (RangeConfig(min=low, max=high).values() for low, high in others)
+    return Grid(RangeConfig(min=scales[0], max=scales[1], spacing="log").values(), powers, biases)
 
 
-def _look_up(table: dict[str, _Entry], dataset: str) -> _Entry:
-    if dataset not in table:
-        raise InvalidInputError(f"nothing is published for dataset={dataset!r}; valid names: {', '.join(table)}")
-    return table[dataset]
-
-
-def _log_spaced(low: float, high: float) -> tuple[float, ...]:
-    steps = _GRID_POINTS - 1
-    return tuple(math.exp(math.log(low) + i * math.log(high / low) / steps) for i in range(_GRID_POINTS))
-
-
-def _uniform(low: str, high: str) -> tuple[float, ...]:
-    start, width = Fraction(low), Fraction(high) - Fraction(low)
-    return tuple(float(start + width * i / (_GRID_POINTS - 1)) for i in range(_GRID_POINTS))
-
-
-def _at(dataset: str, index: tuple[int, int, int], *, alpha: float, surrogate_alpha: float, ln_k: int | None) -> Choice:
-    grid = _GRIDS[dataset]
-    scale, power, bias = grid.scales[index[0]], grid.powers[index[1]], grid.biases[index[2]]
-    return Choice(scale, power, bias, alpha, 1 - alpha, surrogate_alpha=surrogate_alpha, ln_k=ln_k)
-
-
-_GRIDS = {
-    "cifar10": Grid(_log_spaced(0.05, 5), _uniform("1", "4"), _uniform("-1.1", "0")),
-    "cifar100": Grid(_log_spaced(0.05, 4), _uniform("1", "4"), _uniform("-2.5", "0")),
-    "imagenet": Grid(_log_spaced(0.01, 0.2), _uniform("2", "3"), _uniform("-2", "0")),
+# The least and the largest scale, power and bias.
+_RANGES = {
+    "cifar10": ((0.05, 5), (1, 4), (-1.1, 0)),
+    "cifar100": ((0.05, 4), (1, 4), (-2.5, 0)),
+    "imagenet": ((0.01, 0.2), (2, 3), (-2, 0)),
 }
-
+# The place of the choice on the grid, alpha, alpha_d and the LayerNorm width.
 _PUBLISHED = {
-    "cifar10": Choice(5.0, 4.0, -1.1, 0.9987500602493457, 1 - 0.9987500602493457, surrogate_alpha=0.9570535),
-    "cifar100": _at("cifar100", (4, 6, 1), alpha=0.9860300534207915, surrogate_alpha=0.9706995, ln_k=None),
-    "imagenet": _at("imagenet", (2, 5, 6), alpha=0.9971266414518896, surrogate_alpha=0.9068379, ln_k=250),
+    "cifar10": ((7, 7, 0), 0.9987500602493457, 0.9570535, None),
+    "cifar100": ((4, 6, 1), 0.9860300534207915, 0.9706995, None),
+    "imagenet": ((2, 5, 6), 0.9971266414518896, 0.9068379, 250),
 }

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from ..config.register import CRITERIA
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_logits, size_at_turn
-from ..mixing.margins import class_indices
+from ..mixing.margins import class_indices, require_logits
 from .grid import kept_images
 from .inputs import AttackedPoints, CachedLogits, normed_logits
 from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
@@ -51,35 +51,18 @@ class Attacked:
     rivals_M: Tensor  # float64: the logit to which the margin is computed; NaN for the largest one except the label's
 
     @classmethod
-    def of(cls, descending_nK: Tensor) -> "Attacked":
-        """Return one example per image."""
-        image_n = torch.arange(len(descending_nK), device=descending_nK.device)
-        rivals_n = torch.full_like(descending_nK[:, 0], torch.nan)
-        return cls(descending_nK, len(image_n), image_n, torch.zeros_like(image_n), rivals_n)
-
-    def joined(self, points: AttackedPoints, labels_n: Tensor, *, clamp: Clamp, ln_k: int | None) -> "Attacked":
-        """Return these examples, followed by further ones of the same images."""
-        image_P, std_P = (each.to(labels_n.device) for each in (points.image_P, points.std_pred_P))
-        normed_PK, descending_PK = normed_logits(
-            "points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=self.descending_MK
-        )
-        label_P1, std_P1 = labels_n[image_P][:, None], std_P[:, None]
-        ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
-        any_std_P = (ranks_P > 0) | (std_P1 == label_P1).squeeze(1)
-        rivals_P = normed_PK.gather(1, std_P1).squeeze(1).masked_fill(any_std_P, torch.nan)
-        return Attacked(
-            torch.cat([self.descending_MK, descending_PK]),
-            self.n_images,
-            torch.cat([self.image_M, image_P]),
-            torch.cat([self.label_ranks_M, ranks_P]),
-            torch.cat([self.rivals_M, rivals_P]),
-        )
+    def of(cls, name: str, examples: AttackedPoints, labels_n: Tensor, *, clamp: Clamp, ln_k: int | None) -> "Attacked":
+        """LayerNorm and sort the logits of the examples; errors of `normed_logits` call them `name`."""
+        normed_MK, descending_MK = normed_logits(name, examples.rob_logits_PK, clamp=clamp, ln_k=ln_k)
+        label_M1, std_M1 = labels_n[examples.image_P][:, None], examples.std_pred_P[:, None]
+        ranks_M = (normed_MK > normed_MK.gather(1, label_M1)).sum(dim=1)
+        any_std_M = (ranks_M > 0) | (std_M1 == label_M1).squeeze(1)
+        rivals_M = normed_MK.gather(1, std_M1).squeeze(1).masked_fill(any_std_M, torch.nan)
+        return cls(descending_MK, len(labels_n), examples.image_P, ranks_M, rivals_M)
 
     def largest(self, values: Tensor) -> Tensor:
         """Return the largest of each image's values, last axis M -> n."""
         first, further = values[..., : self.n_images], values[..., self.n_images :]
-        if not further.shape[-1]:
-            return first
         return first.scatter_reduce(-1, self.image_M[self.n_images :].expand_as(further), further, "amax")
 
     def n_right(self) -> int:
@@ -183,10 +166,14 @@ class PaperCriterion(Criterion):
     @classmethod
     def of(cls, attacked_correct_BK: Tensor, clean_wrong_BK: Tensor, *, clamp: Clamp, ln_k: int | None) -> Self:
         """Check the inputs of `select_parameters`, and return the criterion."""
-        _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
-        require_attacked(len(attacked_BK))
-        _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
-        return cls(Attacked.of(attacked_BK), wrong_BK, clamp)
+        require_logits("attacked_correct_BK", attacked_correct_BK)
+        require_attacked(len(attacked_correct_BK))
+        labels_B = attacked_correct_BK.argmax(dim=1)
+        examples = AttackedPoints.one_per_image(attacked_correct_BK, labels_B)
+        attacked = Attacked.of("attacked_correct_BK", examples, labels_B, clamp=clamp, ln_k=ln_k)
+        like = attacked.descending_MK
+        _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=like)
+        return cls(attacked, wrong_BK, clamp)
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         rows_NK = torch.cat([self.attacked.descending_MK, self.clean_NK])
@@ -275,21 +262,21 @@ class ExactCriterion(Criterion):
         points: AttackedPoints | None = None,
     ) -> Self:
         """Check the inputs of `select_parameters_exact`, and return the criterion."""
-        normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
-        clean_BK, clean_descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
+        require_logits("attacked_BK", attacked_BK)
+        labels_B = class_indices("attacked_labels_B", attacked_labels_B, attacked_BK)
+        clean_BK, descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
         if not len(clean_BK):
             raise InvalidInputError("clean_BK has no image: the exact criterion needs clean images to count")
-        labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
-        right_B = normed_BK.argmax(dim=1) == labels_B
+        right_B = attacked_BK.argmax(dim=1) == labels_B
         require_attacked(int(right_B.sum()))
-        attacked = Attacked.of(descending_BK[right_B])
-        if points is not None:
-            attacked = attacked.joined(points.of_images(right_B), labels_B[right_B], clamp=clamp, ln_k=ln_k)
+        examples = AttackedPoints.one_per_image(attacked_BK, labels_B)
+        examples = (examples if points is None else examples.joined(points)).of_images(right_B)
+        attacked = Attacked.of("attacked_BK", examples, labels_B[right_B], clamp=clamp, ln_k=ln_k)
         clean_labels_B = class_indices("clean_labels_B", clean_labels_B, clean_BK)
         std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
         return cls(
             attacked,
-            clean_descending_BK,
+            descending_BK,
             clamp,
             top_right_N=clean_BK.argmax(dim=1) == clean_labels_B,
             bottom_right_N=clean_BK.argmin(dim=1) == clean_labels_B,

@@ -63,11 +63,11 @@ class Grid:
         return len(self.betas), len(self.scales), len(self.powers), len(self.biases)
 
     def on_edge(self, at: tuple[float, float, float]) -> tuple[str, ...]:
-        """Return which of "scale", "power" and "bias" lie at an end of their list of two values or more."""
+        """Return which of "scale", "power" and "bias" lie at an end of their list of two different values or more."""
         return tuple(
             name
             for (name, axis), value in zip(AXES.items(), at, strict=True)
-            if len(values := getattr(self, axis)) > 1 and value in (min(values), max(values))
+            if min(values := getattr(self, axis)) < max(values) and value in (min(values), max(values))
         )
 
     def wider(self, *places: tuple[float, float, float]) -> Grid | None:
@@ -76,11 +76,10 @@ class Grid:
         >>> Grid((1.0, 2.0), (1.0, 2.0, 3.0), (0.0,)).wider((2.0, 2.0, 0.0)).scales
         (1.0, 2.0, 4.0)
         """
-        edges = {(name, at[i]) for at in places for i, name in enumerate(AXES) if name in self.on_edge(at)}
         grown: dict[str, Any] = {}
-        for name, axis in AXES.items():
-            more = [value for edge_name, edge in edges if edge_name == name for value in self.beyond(axis, edge)]
-            if more:
+        for i, (name, axis) in enumerate(AXES.items()):
+            edges = {at[i] for at in places if name in self.on_edge(at)}
+            if more := {value for edge in edges for value in self.beyond(axis, edge)}:
                 grown[axis] = tuple(sorted({*getattr(self, axis), *more}))
         return replace(self, **grown, widenings=self.widenings + 1) if grown else None
 
@@ -89,12 +88,10 @@ class Grid:
 
         The spacing is that of the last two values: their ratio for scales, and their difference for powers and biases.
         """
-        values, (low, high), ratio = getattr(self, axis), WIDEST[axis], axis == "scales"
-        nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge), default=edge)
-        if nearest == edge:  # one value, given twice
-            return ()
+        values, (low, high) = getattr(self, axis), WIDEST[axis]
+        nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge))
         steps = range(1, len(values) // 2 + 1)
-        found = (edge * (edge / nearest) ** i if ratio else edge + (edge - nearest) * i for i in steps)
+        found = (edge * (edge / nearest) ** i if axis == "scales" else edge + (edge - nearest) * i for i in steps)
         return tuple(value for value in found if low <= value <= high)
 
     def __iter__(self) -> Iterator[tuple[float, float, float]]:

@@ -17,7 +17,7 @@ from .kernel import sort_rows
 
 @dataclass(frozen=True)
 class AttackedPoints:
-    """Adversarial examples that attacks on mixed classifiers found, in addition to the first one of each image.
+    """Adversarial examples of images, one per row.
 
     The margin of an image is the smallest one over all its adversarial examples. If the robust classifier is correct at
     an example and the standard classifier is not, the margin there is the lead of the label over the class of the
@@ -27,6 +27,11 @@ class AttackedPoints:
     rob_logits_PK: Tensor  # raw logits of the robust classifier
     image_P: Tensor  # int64: the row of the image in the tables with one row per image
     std_pred_P: Tensor  # int64: classes of the standard classifier; if one is the label, the signed margin is used
+
+    @classmethod
+    def one_per_image(cls, rob_logits_BK: Tensor, labels_B: Tensor) -> "AttackedPoints":
+        """Return one example of each image, with signed margins."""
+        return cls(rob_logits_BK, torch.arange(len(rob_logits_BK), device=labels_B.device), labels_B)
 
     def __len__(self) -> int:
         return len(self.image_P)
@@ -41,7 +46,6 @@ class AttackedPoints:
 
     def of_images(self, mask_B: Tensor) -> "AttackedPoints":
         """Return the examples of the images where `mask_B` is true, with rows counted among those images."""
-        mask_B = mask_B.to(self.image_P.device)
         mine_P, row_B = mask_B[self.image_P], mask_B.long().cumsum(0) - 1
         return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], self.std_pred_P[mine_P])
 
@@ -54,8 +58,13 @@ class CachedLogits:
     rob_attacked_BK: Tensor
     labels_B: Tensor
     std_pred_B: Tensor  # classes of the standard classifier on the clean images
-    # Further adversarial examples; `image_P` are rows of these tables. None for a search without refinement rounds.
+    # Adversarial examples that refinement rounds found on mixed classifiers; None for a search without rounds.
     points: AttackedPoints | None = None
+
+    def examples(self) -> AttackedPoints:
+        """Return all adversarial examples: those of `rob_attacked_BK`, one per image, followed by `points`."""
+        first = AttackedPoints.one_per_image(self.rob_attacked_BK, self.labels_B)
+        return first if self.points is None else first.joined(self.points)
 
 
 def normed_logits(

@@ -6,7 +6,6 @@ evaluation measures how much.
 Shapes: B images, P adversarial examples, K classes.
 """
 
-import math
 from dataclasses import replace
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_clean_correct, robust_lower_bound
 from ..mixing.transforms import LogitMap
-from .choice import Choice
+from .choice import Choice, weights_at
 from .inputs import CachedLogits
 
 _TAIL = 0.025  # at each end of a 95% interval
@@ -34,7 +33,7 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
     else:
         choice = centered_threshold(choice, cached)
         held_B = robust_B & (hardest_log_gaps(cached, choice.transform()) <= choice.log_one_minus_cutoff)
-    clean_B = _clean_correct(choice, cached)
+    clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, choice.mixture())
 
     from scipy.stats import binom  # takes most of a second to import
 
@@ -54,10 +53,6 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
     )
 
 
-def _clean_correct(choice: Choice, cached: CachedLogits) -> Tensor:
-    return mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, choice.mixture())
-
-
 def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool = False) -> Tensor:
     """Return log(1 - margin) of M(rob) at the hardest stored example of each image, (B,), float64.
 
@@ -65,18 +60,14 @@ def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool
     the search, the margin at an example in `points` is the lead of the label over the class of the standard classifier,
     if that class is wrong and both `rob` and M(rob) are right.
     """
-    labels_B, points = cached.labels_B, cached.points
-    if points is None:
-        return log_one_minus_signed_margin(transform(cached.rob_attacked_BK.double()), labels_B)
-    image_P, n_images = torch.cat([torch.arange(len(labels_B)), points.image_P]), len(labels_B)
-    rob_PK, labels_P = torch.cat([cached.rob_attacked_BK, points.rob_logits_PK]), labels_B[image_P]
-    mapped_PK = transform(rob_PK.double())
+    examples = cached.examples()
+    rob_PK, image_P, std_P = examples.rob_logits_PK, examples.image_P, examples.std_pred_P
+    mapped_PK, labels_P = transform(rob_PK.double()), cached.labels_B[image_P]
     gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
     if not any_std:
-        std_P = torch.cat([labels_B, points.std_pred_P])  # the label selects signed margins, here for MMAA's examples
         leads_P = (rob_PK.argmax(dim=1) == labels_P) & (mapped_PK.argmax(dim=1) == labels_P) & (std_P != labels_P)
         gaps_P = torch.where(leads_P, log_one_minus_gap(mapped_PK, labels_P, std_P), gaps_P)
-    return gaps_P[:n_images].scatter_reduce(0, image_P, gaps_P, "amax")
+    return gaps_P[: len(cached.labels_B)].scatter_reduce(0, image_P, gaps_P, "amax")
 
 
 def centered_threshold(choice: Choice, cached: CachedLogits) -> Choice:
@@ -92,10 +83,4 @@ def centered_threshold(choice: Choice, cached: CachedLogits) -> Choice:
     start = choice.log_one_minus_cutoff
     above_B = gaps_B[(gaps_B > start + STEP_ROUNDING * abs(start)) & (gaps_B < 0)]
     middle = (start + (float(above_B.min()) if len(above_B) else 0.0)) / 2
-    threshold = -math.expm1(middle)
-    return replace(
-        choice,
-        alpha=1 / (1 + threshold),
-        one_minus_alpha=threshold / (1 + threshold),
-        log_one_minus_cutoff=middle,
-    )
+    return replace(choice, **weights_at(middle))

@@ -24,7 +24,7 @@ from ..config.search_config import SearchConfig
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.margins import log_one_minus_top2_margin, require_logits
-from .choice import Choice
+from .choice import Choice, weights_at
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
 from .grid import AXES, Grid, kept_images, require_beta
 from .kernel import Slab
@@ -61,8 +61,8 @@ def select_parameters(
         InvalidInputError: if logits, grids or betas cannot be used, or if no candidate can be deployed.
     """
     criterion = PaperCriterion.of(attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k)
-    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
-    return search_grid(criterion, Grid.configured(SearchConfig(), clamp, ln_k, **axes))
+    grid = Grid.configured(SearchConfig(), clamp, ln_k, scales=scales, powers=powers, biases=biases, betas=betas)
+    return search_grid(criterion, grid)
 
 
 def select_parameters_exact(
@@ -96,8 +96,8 @@ def select_parameters_exact(
     criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k
     )
-    axes = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
-    return search_grid(criterion, Grid.configured(SearchConfig(), clamp, ln_k, **axes))
+    grid = Grid.configured(SearchConfig(), clamp, ln_k, scales=scales, powers=powers, biases=biases, betas=betas)
+    return search_grid(criterion, grid)
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
@@ -105,9 +105,9 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     require_beta(beta)
     require_logits("attacked_correct_BK", attacked_correct_BK)
     require_attacked(len(attacked_correct_BK))
-    log_gaps_B = log_one_minus_top2_margin(attacked_correct_BK)
-    log_cutoff = float(log_gaps_B.sort().values[kept_images(beta, len(log_gaps_B)) - 1])
-    return 1 / (1 - math.expm1(log_cutoff))
+    log_gaps_B = log_one_minus_top2_margin(attacked_correct_BK).sort().values
+    alpha: float = weights_at(float(log_gaps_B[kept_images(beta, len(log_gaps_B)) - 1]))["alpha"]
+    return alpha
 
 
 @dataclass(frozen=True)
@@ -284,18 +284,15 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
     ties = [(grid.powers[p], grid.scales[s], abs(grid.biases[b]), (s, p, b)) for s, p, b in left.nonzero().tolist()]
     s, p, b = index = min(ties)[-1]
     scale, power, bias = grid.scales[s], grid.powers[p], grid.biases[b]
-    log_cutoff, count = float(log_cutoffs[index]), int(counts[index])
-    cutoff = -math.expm1(log_cutoff)
+    count = int(counts[index])
     return Choice(
         scale,
         power,
         bias,
-        alpha=1 / (1 + cutoff),
-        one_minus_alpha=cutoff / (1 + cutoff),
+        **weights_at(float(log_cutoffs[index])),
         clamp=grid.clamp,
         ln_k=grid.ln_k,
         beta=grid.betas[beta],
-        log_one_minus_cutoff=log_cutoff,
         objective=count / max(1, len(criterion.clean_NK)),
         objective_count=count,
         kept_predicted=int(kept[index]),

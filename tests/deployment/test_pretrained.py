@@ -15,7 +15,6 @@ from mixednuts_dist.mixing.transforms import (
     LayerNormTransform,
     LogitMap,
     LogitTransform,
-    TemperatureTransform,
 )
 from mixednuts_dist.storage.store import Store
 from tests.helpers.counting_net import CountingNet, images, mixed
@@ -39,7 +38,7 @@ def test_weights_are_as_readable_as_the_parameters(tmp_path: Path) -> None:
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "safetensors alone leaves 0600"
 
 
-@pytest.mark.parametrize("transform", [IdentityTransform(), TemperatureTransform(0.3), LayerNormTransform(5)])
+@pytest.mark.parametrize("transform", [IdentityTransform(), LayerNormTransform(5)])
 def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMap) -> None:
     model = MixedClassifier(load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob"), transform, 0.99)
     save_pretrained(model, tmp_path, std_uri="demo:std", rob_uri="demo:rob")

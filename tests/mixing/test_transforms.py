@@ -13,7 +13,6 @@ from mixednuts_dist.mixing.transforms import (
     IdentityTransform,
     LayerNormTransform,
     LogitTransform,
-    TemperatureTransform,
     layer_norm_logits,
 )
 from tests.helpers import reference
@@ -106,7 +105,6 @@ def test_half_precision_goes_in_and_out() -> None:
 def test_the_other_maps() -> None:
     rows = logits(dtype=torch.float32)
     assert torch.equal(IdentityTransform()(rows), rows)
-    torch.testing.assert_close(TemperatureTransform(0.5)(rows), 2 * rows)
     assert torch.equal(LayerNormTransform(4)(rows), layer_norm_logits(rows, 4))
     torch.testing.assert_close(LogitTransform(0.5, 1, 0, "linear")(rows), LayerNormTransform()(rows) / 2)
 
