@@ -74,7 +74,7 @@ class SmoothedMixture(nn.Module):
             seed: makes the result reproducible, and is then no longer secret; by default a new one from `secrets`.
         """
         votes = self._votes(x_BCHW, n, seed, None)
-        classes_B = votes.settled_classes(self._std_BK(x_BCHW), self._plan(n).looks, self.mixed.mixture)
+        classes_B = votes.settled_classes(self._std_BK(x_BCHW), replace(self.plan, n=n).looks, self.mixed.mixture)
         return classes_B.to(x_BCHW.device)
 
     def certify(
@@ -108,7 +108,7 @@ class SmoothedMixture(nn.Module):
             mixed_B = mixed_votes(std_BK, votes.chosen_counts_BK, self.mixed.mixture).argmax(dim=1)
             classes_B = torch.where(known_B, mixed_B, classes_B)  # chosen before the draws that bound its vote
             radius_B = torch.where(known_B & (std_BK.argmax(dim=1) == classes_B), std_radius_B.cpu().double(), 0.0)
-        bounds = self._plan(n).looks.vote_bounds(votes.counts_BK, classes_B)
+        bounds = replace(self.plan, n=n).looks.vote_bounds(votes.counts_BK, classes_B)
         radii_B = radius_with_std(*bounds, radius_B, sigma=self.plan.sigma, alpha=self.mixed.alpha)
         held_B = radii_B > 0
         classes_B, radii_B = torch.where(held_B, classes_B, ABSTAINS), torch.where(held_B, radii_B, 0.0)
@@ -116,9 +116,6 @@ class SmoothedMixture(nn.Module):
 
     def extra_repr(self) -> str:
         return f"sigma={self.plan.sigma:g}, confidence={self.plan.confidence:g}"
-
-    def _plan(self, n: int) -> SmoothingPlan:
-        return replace(self.plan, n=n)
 
     def _std_BK(self, x_BCHW: Tensor) -> Tensor:  # noqa: N802
         return tempered_log_probs(self._logits(self.mixed.std, x_BCHW).double(), self.mixed.temperature).exp().cpu()
@@ -132,8 +129,8 @@ class SmoothedMixture(nn.Module):
             raise InvalidInputError(f"{len(ids)} sample_ids for {len(x_BCHW)} images. Give one per image")
         n_classes = self._logits(self.mixed.rob, x_BCHW[:1]).shape[1]
         return smoothed_votes(
-            lambda noisy: self._logits(self.mixed.rob, noisy), x_BCHW, unused_B, self._plan(n), n_classes=n_classes,
-            sample_ids=ids, seed=secrets.randbits(128) if seed is None else seed, rows=self.rows,
+            lambda noisy: self._logits(self.mixed.rob, noisy), x_BCHW, unused_B, replace(self.plan, n=n),
+            n_classes=n_classes, sample_ids=ids, seed=secrets.randbits(128) if seed is None else seed, rows=self.rows,
         )  # fmt: skip
 
     def _logits(self, model: nn.Module, x_BCHW: Tensor) -> Tensor:

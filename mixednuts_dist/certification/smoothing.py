@@ -13,9 +13,11 @@ Shapes: B or N images of C x H x W, N draws in a batch, K classes, Q questions.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -194,31 +196,19 @@ def smoothed_votes(
     open_B, start = torch.arange(len(x_BCHW)), 0
     for look in looks.at:
         stop = plan.n_choose + look
-        for batch in _batches(open_B.tolist(), range(start, stop), rows):
-            x_NCHW = [noisy(x_BCHW[i], plan.sigma, seed, sample_ids[i], each.start, each.stop) for i, each in batch]
+        undrawn = itertools.product(open_B.tolist(), range(start, stop))
+        while batch := list(itertools.islice(undrawn, rows)):
+            x_NCHW = []
+            for i, group in itertools.groupby(batch, key=itemgetter(0)):
+                draws = [draw for _, draw in group]
+                x_NCHW.append(noisy(x_BCHW[i], plan.sigma, seed, sample_ids[i], draws[0], draws[-1] + 1))
             classes_N = logits_of(torch.cat(x_NCHW)).argmax(dim=1).cpu()
-            index_N2 = torch.tensor([(i, int(draw >= plan.n_choose)) for i, each in batch for draw in each])
+            image_N, draw_N = torch.tensor(batch).unbind(dim=1)
             one = torch.ones((), dtype=torch.int32)
-            counts_BHK.index_put_((index_N2[:, 0], index_N2[:, 1], classes_N), one, accumulate=True)
+            counts_BHK.index_put_((image_N, (draw_N >= plan.n_choose).long(), classes_N), one, accumulate=True)
         chosen_B, start = counts_BHK[open_B, 0].argmax(dim=1), stop
         decided_B = looks.decided(counts_BHK[open_B, 1], chosen_B, plan.questions)
         if plan.stop_when_decided:  # no radius counts if the smoothed classifier is wrong
             decided_B |= chosen_B != labels_B[open_B]
         open_B = open_B[~decided_B]
     return Votes(counts_BHK[:, 0], counts_BHK[:, 1])
-
-
-def _batches(images: Sequence[int], draws: range, rows: int) -> Iterator[list[tuple[int, range]]]:
-    """Yield batches of `rows` draws, and at the end a smaller one; a batch lists images with consecutive draws."""
-    batch, room = list[tuple[int, range]](), rows
-    for image in images:
-        left = draws
-        while left:
-            taken, left = left[:room], left[room:]
-            batch.append((image, taken))
-            room -= len(taken)
-            if not room:
-                yield batch
-                batch, room = [], rows
-    if batch:
-        yield batch
