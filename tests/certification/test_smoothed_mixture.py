@@ -18,7 +18,7 @@ from mixednuts_dist.mixing.transforms import IdentityTransform
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.certify import Certify, CertifyKeys
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.certified_runs import content
+from tests.helpers.runs import certified_content
 
 N_IMAGES = 24
 
@@ -54,7 +54,7 @@ def test_a_runs_smoothed_mixture_has_the_stages_certificates(
 ) -> None:
     plan_of = CertifyKeys.plan  # with every draw, as `certify` takes them
     monkeypatch.setattr(CertifyKeys, "plan", lambda keys: replace(plan_of(keys), stop_when_decided=False))
-    config = parse_config(content(tmp_path))
+    config = parse_config(certified_content(tmp_path))
     searched(config)
     (folder,) = tmp_path.glob("*/runs/certified-*")
     loaded = load_smoothed(str(folder), beta=1.0)
@@ -72,11 +72,11 @@ def test_a_runs_smoothed_mixture_has_the_stages_certificates(
     assert torch.equal(predicted == y, answers.predicted(loaded.mixed.mixture))
     assert int((predicted == ABSTAINS).sum()) > 0
     with pytest.raises(InvalidInputError, match="these were"):
-        load_smoothed(str(folder), beta=0.5)
+        load_smoothed(str(folder), beta=0.7)
 
 
 def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:
-    searched(parse_config(content(tmp_path, certify=None)))
+    searched(parse_config(certified_content(tmp_path, certify=None)))
     (folder,) = tmp_path.glob("*/runs/certified-*")
     with pytest.raises(InvalidInputError, match=r"sigma=0\.25"):
         load_smoothed(str(folder))

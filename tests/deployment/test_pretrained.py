@@ -17,24 +17,24 @@ from mixednuts_dist.mixing.transforms import (
     LogitTransform,
 )
 from mixednuts_dist.storage.store import Store
-from tests.helpers.counting_net import CountingNet, images, mixed
+from tests.helpers.small_nets import TinyNet, tiny_images, tiny_mixture
 
 
 def test_saved_weights_come_back(tmp_path: Path) -> None:
-    model = mixed(0.97, temperature=0.2, surrogate_alpha=0.8, rd=0.5)
+    model = tiny_mixture(0.97, temperature=0.2, surrogate_alpha=0.8, rd=0.5)
     save_pretrained(model, tmp_path)
-    loaded = load_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(10, 9))
-    assert torch.equal(loaded(images()), model(images()))
+    loaded = load_pretrained(tmp_path, std=TinyNet(10, 8), rob=TinyNet(10, 9))
+    assert torch.equal(loaded(tiny_images()), model(tiny_images()))
     assert loaded.mixture.weights() == model.mixture.weights()
     assert repr(loaded.transform) == repr(model.transform)
     with pytest.raises(InvalidInputError, match="std is saved as weights: pass std="):
-        load_pretrained(tmp_path, rob=CountingNet(10, 9))
-    with pytest.raises(InvalidInputError, match=r"rob\.safetensors does not fit rob, a CountingNet"):
-        load_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(7, 9))
+        load_pretrained(tmp_path, rob=TinyNet(10, 9))
+    with pytest.raises(InvalidInputError, match=r"rob\.safetensors does not fit rob, a TinyNet"):
+        load_pretrained(tmp_path, std=TinyNet(10, 8), rob=TinyNet(7, 9))
 
 
 def test_weights_are_as_readable_as_the_parameters(tmp_path: Path) -> None:
-    save_pretrained(mixed(0.97), tmp_path)
+    save_pretrained(tiny_mixture(0.97), tmp_path)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "safetensors alone leaves 0600"
 
 
@@ -85,13 +85,13 @@ def test_code_of_an_untrusted_folder_is_not_run(tmp_path: Path, uri: str, weight
 
 
 def test_a_folder_in_a_bucket_loads(tmp_path: Path, object_store: object) -> None:
-    model = mixed()
+    model = tiny_mixture()
     save_pretrained(model, tmp_path)
     uri = object_store.uri("pretrained")  # type: ignore[attr-defined]
     for path in tmp_path.iterdir():
         Store(uri).write(path.name, path.read_bytes())
-    loaded = load_pretrained(uri, std=CountingNet(10, 8), rob=CountingNet(10, 9))
-    assert torch.equal(loaded(images()), model(images()))
+    loaded = load_pretrained(uri, std=TinyNet(10, 8), rob=TinyNet(10, 9))
+    assert torch.equal(loaded(tiny_images()), model(tiny_images()))
 
 
 def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
     (tmp_path / "mixed_classifier.json").write_text("{")
     with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json is damaged"):
         load_pretrained(tmp_path)
-    own = mixed(transform=type("Mine", (LogitMap,), {})())
+    own = tiny_mixture(transform=type("Mine", (LogitMap,), {})())
     with pytest.raises(InvalidInputError, match="a transform of type Mine cannot be saved"):
         save_pretrained(own, tmp_path)
 

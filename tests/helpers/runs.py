@@ -69,6 +69,12 @@ def tiny_content(storage: Path, /, **changes: Any) -> dict[str, Any]:
     return {**content, **changes}
 
 
+def certified_content(storage: Path, /, **changes: Any) -> dict[str, Any]:
+    """The tiny configuration with a certify stage; `certify` replaces keys of that stage."""
+    certify = {"n": 400, "n_choose": 20, "radii": [0.1, 0.25], "alphas": [1, 0.8]}
+    return tiny_content(storage, **{"name": "certified", "compute": {"batch_size": 64}, "certify": certify, **changes})
+
+
 class Watcher(RunProgress):
     """Remembers which partitions were computed."""
 

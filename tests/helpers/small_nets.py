@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform
 
 SHAPE = (3, 8, 8)
 QUICK = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, joint_starts=1)
+TRANSFORM = LogitTransform(0.6, 3.5, -1.1)
 LINF, L2, L1 = ThreatModel("Linf", 0.08), ThreatModel("L2", 0.8), ThreatModel("L1", 8.0)
 
 
@@ -45,6 +46,32 @@ class ShortOfMemory(nn.Module):
             raise torch.OutOfMemoryError(f"no room for {len(x)} images")
         logits: Tensor = self.network(x)
         return logits
+
+
+class TinyNet(nn.Module):
+    """A linear classifier of 3 x 4 x 4 images that counts the images it sees."""
+
+    def __init__(self, n_classes: int, seed: int, sharpness: float = 1.0) -> None:
+        super().__init__()
+        self.linear, self.n_seen = nn.Linear(48, n_classes), 0
+        with torch.no_grad():
+            weight = torch.randn(n_classes, 48, generator=torch.Generator().manual_seed(seed))
+            self.linear.weight.copy_(weight * sharpness)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_seen += len(x)
+        logits: Tensor = self.linear(x.flatten(1))
+        return logits
+
+
+def tiny_images(n: int = 16) -> Tensor:
+    return images(n, (3, 4, 4))
+
+
+def tiny_mixture(
+    alpha: float = 0.9, n_classes: int = 10, transform: LogitMap = TRANSFORM, **settings: float
+) -> MixedClassifier:
+    return MixedClassifier(TinyNet(n_classes, 1, 2.0), TinyNet(n_classes, 2), transform, alpha, **settings)
 
 
 def mixture() -> MixedClassifier:

@@ -13,13 +13,13 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import IdentityTransform, LogitTransform
 from mixednuts_dist.selection.choice import Choice
-from tests.helpers.counting_net import TRANSFORM, CountingNet, images, mixed
+from tests.helpers.small_nets import TRANSFORM, TinyNet, tiny_images, tiny_mixture
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 0.999, 1.0])
 def test_forward_is_the_log_of_the_mixed_probabilities(alpha: float, temperature: float) -> None:
-    model, x = mixed(alpha, temperature=temperature), images()
+    model, x = tiny_mixture(alpha, temperature=temperature), tiny_images()
     std, rob = model.std(x).double(), TRANSFORM(model.rob(x).double()).softmax(1)
     std = nn.functional.one_hot(std.argmax(1), 10) if temperature == 0 else (std / temperature).softmax(1)
     torch.testing.assert_close(model(x).double().exp(), (1 - alpha) * std + alpha * rob, rtol=1e-6, atol=1e-7)
@@ -45,14 +45,14 @@ def test_logits_and_gradients_are_finite(alpha: float, temperature: float, dtype
 
 
 def test_the_surrogate_is_the_papers_auxiliary_mixture() -> None:
-    model, x = mixed(surrogate_alpha=0.95, rd=0.9), images()
+    model, x = tiny_mixture(surrogate_alpha=0.95, rd=0.9), tiny_images()
     std, rob = model.std(x).double(), model.rob(x).double()
     expected = 0.05 * std.softmax(1) + 0.95 * 0.9 * rob.softmax(1) + 0.95 * 0.1 * TRANSFORM(rob).softmax(1)
     torch.testing.assert_close(model.surrogate_logits(x).double().exp(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_bypass_has_the_surrogate_gradient_from_one_pass() -> None:
-    model, x, labels = mixed(), images().requires_grad_(), torch.arange(16) % 10
+    model, x, labels = tiny_mixture(), tiny_images().requires_grad_(), torch.arange(16) % 10
     bypassed = model.as_bypass()(x)
     assert model.std.n_seen == model.rob.n_seen == 16
     assert torch.equal(bypassed, model(x))
@@ -65,7 +65,7 @@ def test_bypass_has_the_surrogate_gradient_from_one_pass() -> None:
 
 
 def test_one_minus_alpha_is_kept_where_float64_would_lose_it() -> None:
-    model = mixed(1.0, one_minus_alpha=1e-20, transform=IdentityTransform())
+    model = tiny_mixture(1.0, one_minus_alpha=1e-20, transform=IdentityTransform())
     std, rob = torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)
     std[0, 2] = 1
     rob[0, 0] = 1000
@@ -85,7 +85,7 @@ def test_one_minus_alpha_is_kept_where_float64_would_lose_it() -> None:
 )
 def test_bad_weights_are_errors(settings: dict[str, float], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        mixed(**settings)
+        tiny_mixture(**settings)
 
 
 @pytest.mark.parametrize(("dataset", "n_classes"), [("cifar10", 10), ("cifar100", 100), ("imagenet", 1000)])
@@ -100,7 +100,7 @@ def test_forward_equals_robustbenchs_mixing(
     from robustbench.model_zoo.architectures.output_maps import HardMaxMap, LNClampPowerScaleMap
 
     parameters = Choice.published(dataset)
-    ours = MixedClassifier.from_mixture(CountingNet(n_classes, 1), CountingNet(n_classes, 2), parameters.mixture())
+    ours = MixedClassifier.from_mixture(TinyNet(n_classes, 1), TinyNet(n_classes, 2), parameters.mixture())
     settings = {
         "std_map": HardMaxMap(),
         "rob_map": LNClampPowerScaleMap(
@@ -112,8 +112,8 @@ def test_forward_equals_robustbenchs_mixing(
     theirs = NonLinMixedClassifier(ours.std, ours.rob, settings)
     capsys.readouterr()
     with torch.no_grad():
-        expected, expected_surrogate, _ = theirs(images(), return_probs=True, return_all=True)
-        found = ours(images())
+        expected, expected_surrogate, _ = theirs(tiny_images(), return_probs=True, return_all=True)
+        found = ours(tiny_images())
     torch.testing.assert_close(found.exp(), expected, rtol=2e-5, atol=1e-7)
-    torch.testing.assert_close(ours.surrogate_logits(images()).exp(), expected_surrogate, rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(ours.surrogate_logits(tiny_images()).exp(), expected_surrogate, rtol=2e-5, atol=1e-7)
     assert torch.equal(found.argmax(1), expected.argmax(1))

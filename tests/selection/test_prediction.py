@@ -13,22 +13,13 @@ from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.inputs import CachedLogits
 from mixednuts_dist.selection.prediction import with_predictions
 from mixednuts_dist.selection.selection import Selection, select_parameters_exact
+from tests.helpers import brute_force
 
 GRID = {"scales": (0.1, 0.6, 2.0), "powers": (1, 2.5), "biases": (-1.2, -0.3, 0.4), "betas": (1, 0.97, 0.9, 0.5)}
 
 
-def rows(n: int, n_classes: int, seed: int) -> Tensor:
-    return torch.randn(n, n_classes, generator=torch.Generator().manual_seed(seed)) * 2
-
-
-def cached(n: int = 200, n_classes: int = 10) -> CachedLogits:
-    """`rob` is right on most images, a little less under attack; `std` on most of the others."""
-    labels = torch.arange(n) % n_classes
-    clean, attacked = rows(n, n_classes, 1), rows(n, n_classes, 2)
-    clean[torch.arange(n), labels] += 4
-    attacked[torch.arange(n), labels] += 3
-    std_pred = torch.where(torch.arange(n) % 9 == 0, (labels + 1) % n_classes, labels)
-    return CachedLogits(clean, attacked, labels, std_pred)
+def cached(n: int = 200) -> CachedLogits:
+    return brute_force.rows(n, seed=1)
 
 
 def exact_selection(inputs: CachedLogits) -> Selection:
@@ -49,8 +40,8 @@ def run_mixture(rob: Tensor, std_pred: Tensor, transform: nn.Module, alpha: floa
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.6, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 200])
 def test_closed_form_equals_the_classifier(n_classes: int, alpha: float) -> None:
-    rob = rows(300, n_classes, 3)
-    std_pred, labels = rows(300, n_classes, 4).argmax(1), rob.roll(1, 0).argmax(1)
+    rob = 2 * torch.randn(300, n_classes, generator=torch.Generator().manual_seed(3))
+    std_pred, labels = rob.flip(0).argmax(1), rob.roll(1, 0).argmax(1)
     transform = LogitTransform(0.7, 2.2, -0.4)
     expected = run_mixture(rob, std_pred, transform, alpha, 1 - alpha)
     assert torch.equal(mixed_classes(rob, std_pred, Mixture(transform, alpha, 1 - alpha)), expected)

@@ -17,12 +17,12 @@ from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.runs import Run, reopen_run
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.certified_runs import content
+from tests.helpers.runs import certified_content
 
 
 def certified(folder: Path, **changes: Any) -> tuple[Certify, Run]:
     """The stage, complete, and its opened run."""
-    config = parse_config(content(folder, **changes))
+    config = parse_config(certified_content(folder, **changes))
     stage = certify_of(config)
     return stage, stage.run(config, executor=DebugExecutor())
 
@@ -36,7 +36,7 @@ def certify_of(config: RunConfig) -> Certify:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResults, Certify, Run]:
     """A finished run with its stage; tests leave it as they found it."""
-    config = parse_config(content(tmp_path_factory.mktemp("certified")))
+    config = parse_config(certified_content(tmp_path_factory.mktemp("certified")))
     results = pipeline.run(config, executor=DebugExecutor())
     return results, certify_of(config), reopen_run(config)
 
@@ -49,7 +49,7 @@ def test_a_run_reports_what_is_certified(finished: tuple[RunResults, Certify, Ru
     assert rows["mixed, certified at 0.1"].robust.correct <= rows["rob, certified at 0.1"].robust.correct
     ((title, table),) = results.tables.items()
     assert "Subtract" in title and "smoothed mixed classifier" in title
-    assert [row[0] for row in table.rows] == ["rob alone", "1", "0.985", "0.9"]
+    assert [row[0] for row in table.rows] == ["rob alone", "1", "0.9", "0.5"]
     deployed = results.parameters
     assert next(row for row in table.rows if row[0] == f"{deployed.beta:g}")[1] == deployed.alpha
     shares, settled = (list(table.columns).index(name) for name in ("clean", "clean, abstentions as errors"))
@@ -100,7 +100,7 @@ def test_rob_alone_is_certified_too(tmp_path: Path) -> None:
 )
 def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse_config(content(tmp_path, certify=keys))
+        parse_config(certified_content(tmp_path, certify=keys))
 
 
 BLACK_BOX = """
