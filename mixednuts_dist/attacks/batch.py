@@ -194,7 +194,7 @@ class Batch:
 
     def _start(self, free: list[int]) -> None:
         """Begin waiting runs: first the earliest open run of each image, then the others in the order of the plan."""
-        order = sorted(self.waiting, key=lambda job: -1 if job is job.image.open[0] else job.place)
+        order = sorted(self.waiting, key=lambda job: -1 if job is job.image.next_job else job.place)
         jobs, taken = order[: len(free)], {*order[: len(free)]}
         self.waiting = [job for job in self.waiting if job not in taken]
         slots, points = sent(free[: len(jobs)], self._points.labels), self._points

@@ -25,11 +25,7 @@ class Job:
     queued_at: int = 0  # number of passes at its last point in the verification queue
     n_verified: int = 0  # number of its verified points
     reached: float = -inf  # the largest log1m_margin among its verified points
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the image still waits for its result."""
-        return self in self.image.open
+    is_open: bool = True  # whether the image still waits for its result
 
     @property
     def target(self) -> int:
@@ -70,10 +66,11 @@ class ImageRecord:
     broken_by: str = ""  # what found this point: the name of an attack, "clean" or "warm-start"
     decided: bool = False
     group: int = -1  # index of the current group of runs
+    jobs: list[Job] = field(default_factory=list)  # the runs of this group; empty if the image is decided
     log1m_margin_before: float = -inf  # `log1m_margin` when this group began
-    jobs: list[Job] = field(default_factory=list)  # all runs on it so far
-    open: list[Job] = field(default_factory=list)  # those of the current group whose best point is not verified yet
-    n_forward: int = 0  # verifications before any run
+    reached: dict[tuple[str, int, int], float] = field(default_factory=dict)  # `Run.start` -> `Job.reached`
+    n_forward: int = 0  # passes before this group, and verifications
+    n_backward: int = 0
 
     def __post_init__(self) -> None:
         self.best, self.log1m_margin = self.x, self.clean_log1m_margin
@@ -83,12 +80,16 @@ class ImageRecord:
         """Whether a point was verified to be misclassified."""
         return self.broken_at < NEVER
 
+    @property
+    def next_job(self) -> Job | None:
+        """The first run in the order of the plan whose best point is not verified yet."""
+        return next((job for job in self.jobs if job.is_open), None)
+
     def summary(self, run: Run) -> ImageSummary:
         """Return the values by which `Run.wanted` decides whether the image takes a run."""
-        repeated = [job.reached for job in self.jobs if job.run.begins_as(run)]
+        repeated = self.reached.get(run.start, self.log1m_margin)
         gain = expm1(self.log1m_margin) - expm1(self.log1m_margin_before)
-        margin, clean_margin = -expm1(self.log1m_margin), -expm1(self.clean_log1m_margin)
-        return ImageSummary(margin, clean_margin, gain, -expm1(max(repeated, default=self.log1m_margin)))
+        return ImageSummary(-expm1(self.log1m_margin), -expm1(self.clean_log1m_margin), gain, -expm1(repeated))
 
     def offer(self, x: Tensor, log1m_margin: float, wrong: bool, where: Where, step: str) -> None:
         """Update the image with a verified point, which `step` found: an attack, "clean" or "warm-start".
@@ -120,9 +121,17 @@ class ImageRecord:
         self.offer(point.x, log1m_margin, wrong, where, job.run.attack)
         if self.stop_when_broken and wrong:
             job.n_passes = point.n_passes
-            self.open = [each for each in self.open if each.place < job.place]
+            for later in self.jobs:
+                later.is_open &= later.place < job.place
         elif point.ends:
-            self.open.remove(job)
+            job.is_open = False
+
+    def end_group(self) -> None:
+        """Note the counts and the margins of the group of runs, and let go of the runs, which refer to the image."""
+        self.n_forward, self.n_backward = self.passes()
+        for job in self.jobs:
+            self.reached[job.run.start] = max(job.reached, self.reached.get(job.run.start, -inf))
+        self.jobs = []
 
     def passes(self) -> tuple[int, int]:
         """Return the (forward, backward) passes so far.
@@ -133,4 +142,4 @@ class ImageRecord:
         last = self.broken_at[0] if self.stop_when_broken else inf
         counted = [job for job in self.jobs if job.place <= last]
         n_forward = self.n_forward + sum(job.n_passes + job.n_verified for job in counted)
-        return n_forward, sum(job.run.stepper.n_backward(job.n_passes) for job in counted)
+        return n_forward, self.n_backward + sum(job.run.stepper.n_backward(job.n_passes) for job in counted)

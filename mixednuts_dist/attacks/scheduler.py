@@ -138,8 +138,6 @@ class Scheduler:
             if not self._inside or not partial_results.get():  # not even the clean images were verified
                 raise
             _logger.warning("interrupted: returning what is verified so far; `decided` marks the images that are done")
-            for batch in self._batches:
-                batch.note_passes()
             return self._result(*self._inside[None])
 
     def finish(self, key: Any, load: Callable[[Any], Group], prefetched: Sequence[Any] = ()) -> AttackResult:
@@ -165,8 +163,6 @@ class Scheduler:
                 if all(image.decided for image in images):
                     del self._inside[each]
                     self._done[each] = self._result(group, images)
-                    for image in images:  # its jobs refer to it, so it stays until the garbage collector runs
-                        image.x = image.best = image.x.new_empty(0)
         result = self._done.pop(key)
         self._done = {each: done for each, done in self._done.items() if each in prefetched}  # others take the rest
         return result
@@ -205,14 +201,14 @@ class Scheduler:
             for batch in {self._groups_of_runs[image.group][0] for image in images if image.broken}:
                 batch.drop_cancelled()
         for image in images:
-            if not image.open and not image.decided:
+            if image.next_job is None and not image.decided:
                 self._groups_of_runs[image.group][0].n_images -= 1
                 self._advance(image)
         if self._progress is not None:
             present = [image for _, images in self._inside.values() for image in images]
             decided = [image for image in present if image.decided]
             n_broken = sum(image.broken for image in decided)
-            self._progress(Progress(len(present), len(decided), n_broken, *self._passes_in_flight()))
+            self._progress(Progress(len(present), len(decided), n_broken, *self._passes_of(present)))
 
     # Admission of images, and their way through the plan
 
@@ -262,17 +258,17 @@ class Scheduler:
 
     def _advance(self, image: ImageRecord) -> None:
         """Queue the image's runs of the next group in which it takes any; without such a group, it is decided."""
+        image.end_group()
         while not (image.broken and self._stop_when_broken) and image.group + 1 < len(self._groups_of_runs):
             image.group += 1
             batch, runs = self._groups_of_runs[image.group]
-            image.open = [
+            image.jobs = [
                 Job(image, at, run) for at, run in runs if run.wanted is None or run.wanted(image.summary(run))
             ]
-            if image.open:
+            if image.jobs:
                 image.log1m_margin_before = image.log1m_margin
-                image.jobs += image.open
                 batch.n_images += 1
-                batch.waiting += image.open
+                batch.waiting += image.jobs
                 return
         image.decided = True
 
@@ -307,21 +303,11 @@ class Scheduler:
             decided=torch.tensor([image.decided for image in images]).to(device),
         )
 
-    # Counts
-
     def _passes_of(self, images: Sequence[ImageRecord]) -> tuple[int, int]:
-        each = [image.passes() for image in images]
-        return sum(n for n, _ in each), sum(n for _, n in each)
-
-    def _passes_in_flight(self) -> tuple[int, int]:
         for batch in self._batches:
             batch.note_passes()
-        return self._passes_of([image for _, images in self._inside.values() for image in images])
-
-    @property
-    def n_forward_begun(self) -> int:
-        """Forward passes so far on images of groups that `finish` has not returned yet."""
-        return self._passes_in_flight()[0] + sum(result.n_forward for result in self._done.values())
+        each = [image.passes() for image in images]
+        return sum(n for n, _ in each), sum(n for _, n in each)
 
     @property
     def n_rows(self) -> int:

@@ -66,9 +66,10 @@ class Run:
     float32: bool = False  # gradients in float32 whatever the precision
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
-    def begins_as(self, other: "Run") -> bool:
-        """Return whether both begin at the same point, perhaps in another precision."""
-        return (self.name, self.target, self.restart) == (other.name, other.target, other.restart)
+    @property
+    def start(self) -> tuple[str, int, int]:
+        """The same for runs that begin at the same point, perhaps in another precision."""
+        return self.name, self.target, self.restart
 
 
 # Annotations of the arrays in a state. `SlotState.of` creates these arrays, except `Shared` ones.

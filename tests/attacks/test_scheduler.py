@@ -4,6 +4,7 @@ Nothing is lost when memory runs out, only verified points count, and an image's
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
+from mixednuts_dist.attacks.image_record import ImageRecord, Job
 from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
@@ -186,7 +188,7 @@ def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: b
 
 
 def ended(model: nn.Module, x: Tensor, y: Tensor, plan: Callable[[Callable[[ImageSummary], int], Setting], list[Run]]):
-    """Run a plan to its end and return (result, images); `plan` gets a function from an image to its sample id."""
+    """Run a plan to its end: (result, images, jobs by sample id); `plan` gets a function from image to sample id."""
 
     def sample_id(image: ImageSummary) -> int:
         """By its clean margin, which differs from all others."""
@@ -197,9 +199,17 @@ def ended(model: nn.Module, x: Tensor, y: Tensor, plan: Callable[[Callable[[Imag
         model, x, attacks=(), rows=8, budget=AttackBudget(5, 3), stop_when_broken=False,
         planner=lambda setting, _: plan(sample_id, setting),
     )  # fmt: skip
+    jobs: defaultdict[int, list[Job]] = defaultdict(list)
+    advance = engine._advance
+
+    def noted(image: ImageRecord) -> None:
+        jobs[image.sample_id] += image.jobs
+        advance(image)
+
+    engine._advance = noted  # type: ignore[method-assign]
     engine.admit(all_of(x, y))
     ((_, images),) = engine._inside.values()
-    return engine.run_one(all_of(x, y)), images
+    return engine.run_one(all_of(x, y)), images, jobs
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -215,12 +225,12 @@ def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> N
         chosen = [replace(run, wanted=by(run.target), group="a" * side_by_side) for run in ApgdT(setting).runs()]
         return [*chosen, *ApgdCe(setting).runs()]
 
-    finished, images = ended(model, x, y, plan)
+    finished, images, jobs = ended(model, x, y, plan)
     assert bool(finished.decided.all())
     expected = [{**{target - 1: 6 for target in (1, 2, 3) if row in taken[target]}, 3: 6} for row in range(12)]
-    assert [{job.place: job.n_passes for job in image.jobs} for image in images] == expected
+    assert [{job.place: job.n_passes for job in jobs[row]} for row in range(12)] == expected
     assert finished.n_backward == sum(sum(row.values()) for row in expected)
-    reached = [max(image.clean_log1m_margin, *(job.reached for job in image.jobs)) for image in images]
+    reached = [max(image.clean_log1m_margin, *(job.reached for job in jobs[image.sample_id])) for image in images]
     assert reached == finished.log_one_minus_margin.tolist()
 
 
@@ -239,8 +249,9 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
         low = ApgdT(setting).runs()
         return [*low, *(replace(run, float32=True, wanted=by(run.target), group="") for run in low)]
 
-    for image in ended(model, x, y, plan)[1]:
-        reached = {job.place: job.reached for job in image.jobs}
+    _, images, jobs = ended(model, x, y, plan)
+    for image in images:
+        reached = {job.place: job.reached for job in jobs[image.sample_id]}
         assert [told[image.sample_id, target] for target in (1, 2, 3)] == [-math.expm1(reached[i]) for i in range(3)]
         best = max(range(3), key=reached.__getitem__)
         assert 3 + best in reached or image.log1m_margin > reached[best]
@@ -307,7 +318,7 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
             assert torch.equal(found.x_adv, whole.x_adv[first : first + 8])
             assert torch.equal(found.log_one_minus_margin, whole.log_one_minus_margin[first : first + 8])
             assert bool(found.decided.all())
-        assert engine.n_forward_begun == 0
+        assert not engine._inside and not engine._done
         padding[n_prefetched] = engine.n_rows - n_backward
         assert n_backward == whole.n_backward
     assert made == firsts * 2
@@ -330,7 +341,7 @@ def test_failed_groups_load_again_and_unwanted_ones_are_dropped(victim) -> None:
     broken = False
     assert torch.equal(engine.finish(4, group).x_adv, whole.x_adv[4:8])  # 8 went to another worker
     assert torch.equal(engine.finish(8, group).x_adv, whole.x_adv[8:])
-    assert engine.n_forward_begun == 0
+    assert not engine._inside and not engine._done
 
 
 def test_a_keyboard_interrupt_returns_what_is_verified_by_then(victim) -> None:
