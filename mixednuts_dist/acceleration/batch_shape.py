@@ -168,13 +168,9 @@ def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -
     Raises:
         torch.OutOfMemoryError: if not even one image fits.
     """
-    rows = SMALLEST
-    while not _fits(probes, x_BCHW, rows):
-        if rows == 1:
-            raise torch.OutOfMemoryError(
-                f"not even one image of shape {tuple(x_BCHW.shape[1:])} fits on {x_BCHW.device}"
-            )
-        rows //= 2
+    rows = 1
+    if not _fits(probes, x_BCHW, rows):
+        raise torch.OutOfMemoryError(f"not even one image of shape {tuple(x_BCHW.shape[1:])} fits on {x_BCHW.device}")
     while 2 * rows <= most and _fits(probes, x_BCHW, 2 * rows):
         rows *= 2
     return rows

@@ -85,10 +85,10 @@ class FastCopies:
         """Return the classifier on fast copies of its base networks, which are checked on some of the images `x_BCHW`.
 
         The base networks are those of a mixed classifier, the first part of `nn.Sequential(network, logit map)`, or
-        the module itself.
+        the module itself. A function that is not a torch module is returned as it is.
 
         Raises:
-            InvalidInputError: if the function is not a torch module.
+            InvalidInputError: for such a function and the precision "tf32" or "bf16".
         """
         if isinstance(model, MixedClassifier):
             children: tuple[str, ...] = ("std", "rob")
@@ -96,6 +96,8 @@ class FastCopies:
             children = ("0",)
         elif isinstance(model, nn.Module):
             return self.of_network(model, x_BCHW, rows)
+        elif self.precision in ("auto", "fp32"):
+            return FastCopy(model, model, ("fp32",))
         else:
             raise InvalidInputError(
                 f"precision={self.precision!r} needs a torch module to copy, not {type(model).__name__}; "
@@ -149,19 +151,15 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> FastCopy:
 
 # Results of `fastest_precision`: network -> (device, rows, shape of the images) -> precision. They are kept, because
 # timing is noisy, and two equal calls should compute in the same precision.
-_FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
-_FASTEST = weakref.WeakKeyDictionary()
+_FASTEST = weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]()
 
 
 def fastest_precision(network: nn.Module, x: Tensor, rows: int) -> Precision:
     """Return the precision in which passes over `rows` images like these are fastest on this device."""
-    if x.is_cuda:
-        choices: list[Precision] = ["fp32", "bf16", "tf32"] if _has_tensor_cores(x.device) else ["fp32"]
-    else:
-        choices = ["fp32"] if x.device.type == "cpu" and not _has_bfloat16_units() else ["fp32", "bf16"]
     key, known = (str(x.device), rows, tuple(x.shape[1:])), _FASTEST.setdefault(network, {})
-    if len(choices) == 1 or key in known:
+    if key in known or not (_has_tensor_cores(x.device) if x.is_cuda else _has_bfloat16_units()):
         return known.get(key, "fp32")
+    choices: list[Precision] = ["fp32", "bf16", "tf32"] if x.is_cuda else ["fp32", "bf16"]
     copies = {precision: _made(network, x, precision).fast for precision in choices}
     try:
         taken = {precision: _seconds(fast, repeated(x, rows), precision) for precision, fast in copies.items()}

@@ -30,7 +30,6 @@ from .stepper import (
     ImageSummary,
     Numbers,
     Run,
-    Shared,
     SlotState,
     StartBatch,
     Stepper,
@@ -71,13 +70,13 @@ class ApgdState(SlotState):
     step_size: Numbers
     n_increases: Counts  # steps since the last review in which the loss rose
     iteration: Counts  # number of the next evaluation
-    stage: Counts  # index into `lengths` and `radii`
+    last: Counts  # number of the last one
+    review_steps: Counts  # steps that the next review covers
+    next_review: Counts  # the iteration after which it is due
     loss: Counts  # index into `losses`
+    scale: Counts  # in L1, the radius of the ball in units of eps
     share: Numbers  # in L1, share of the pixels that a step moves
     n_moved: Counts  # in L1, pixels in which the best point differed from the image at the last review
-    lengths: Shared  # iterations by stage
-    radii: Shared  # radius of the ball by stage
-    reviews: Shared  # `reviews(n_iter)`
     losses: list[str]  # names of all losses that any run in the batch has had
 
 
@@ -87,27 +86,17 @@ class Apgd(Stepper[ApgdState]):
 
     n_iter: int = 100
     first_step: float = 2.0  # in radii
-
-    @property
-    def stages(self) -> list[tuple[int, float]]:
-        """(iterations, radius) of each ball: random starts begin in the last one, and best points in the first one."""
-        return [(self.n_iter, self.ball.eps)]
+    start_scale: ClassVar[int] = 1  # radius of the ball of a random start, in units of eps
 
     def init(self, like_SCHW: Tensor) -> ApgdState:
-        (lengths, radii), device = zip(*self.stages, strict=True), like_SCHW.device
-        return ApgdState.of(
-            like_SCHW,
-            lengths=torch.tensor(lengths, device=device),
-            radii=torch.tensor(radii, dtype=like_SCHW.dtype, device=device),
-            reviews=torch.tensor(reviews(self.n_iter), device=device),
-            losses=[],
-        )
+        return ApgdState.of(like_SCHW, losses=[])
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
-        largest = type(self.ball)(self.stages[-1][1])
+        largest = type(self.ball)(self.start_scale * self.ball.eps)
         state.x[slots], state.x_adv[slots] = batch.x, batch.start(largest, self.seed)
-        state.stage[slots] = sent([0 if run.from_best else len(self.stages) - 1 for run in batch.runs], slots)
         state.iteration[slots], state.n_increases[slots], state.reduced[slots] = 0, 0, True
+        state.last[slots] = self.n_iter
+        state.review_steps[slots] = state.next_review[slots] = max(int(0.22 * self.n_iter), 1)
         state.step_size[slots] = self.first_step * self.ball.eps
         names = [run.loss for run in batch.runs]
         state.losses += [name for name in dict.fromkeys(names) if name not in state.losses]
@@ -147,19 +136,21 @@ class Apgd(Stepper[ApgdState]):
         self._review(state)
         state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
         state.iteration += 1
-        return state.iteration > state.lengths[state.stage]
+        return state.iteration > state.last
 
     def _direction(self, grad: Tensor) -> Tensor:
         """Return the direction that `ask` needs, in new memory."""
         return self.ball.steepest(grad)
 
     def _review(self, state: ApgdState) -> None:
-        """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point."""
-        n_steps = state.reviews[state.iteration.clamp(max=self.n_iter)]
-        due = n_steps > 0
+        """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point.
+
+        Each review covers fewer steps than the one before it: of 100, those after 22, 41, 57, 70, 80, 87, 93 and 99.
+        """
+        due = state.iteration == state.next_review
         if not anyone(due):
             return
-        oscillating = state.n_increases <= n_steps * RHO
+        oscillating = state.n_increases <= state.review_steps * RHO
         stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
         halve = due & (oscillating | stalled)
         torch.where(due, halve, state.reduced, out=state.reduced)
@@ -168,21 +159,9 @@ class Apgd(Stepper[ApgdState]):
         copy_rows(state.x_adv, state.x_best, halve)
         copy_rows(state.direction, state.direction_best, halve)
         state.n_increases.masked_fill_(due, 0)
-
-
-def reviews(n_iter: int) -> list[int]:
-    """Return, for each iteration, the number of steps that the review after it covers; 0 if no review is due.
-
-    Example:
-        >>> [i for i, n_steps in enumerate(reviews(100)) if n_steps]
-        [22, 41, 57, 70, 80, 87, 93, 99]
-    """
-    steps, least, due = max(int(0.22 * n_iter), 1), max(int(0.06 * n_iter), 1), 0
-    n_steps = [0] * (n_iter + 1)
-    while (due := due + steps) <= n_iter:
-        n_steps[due] = steps
-        steps = max(steps - max(int(0.03 * n_iter), 1), least)
-    return n_steps
+        fewer = state.review_steps - max(int(0.03 * self.n_iter), 1)
+        state.review_steps = torch.where(due, fewer.clamp(min=max(int(0.06 * self.n_iter), 1)), state.review_steps)
+        state.next_review += state.review_steps * due
 
 
 @dataclass(frozen=True)
@@ -197,14 +176,13 @@ class SparseApgd(Apgd):
     """
 
     stays_inside: ClassVar[bool] = False
-
-    @property
-    def stages(self) -> list[tuple[int, float]]:
-        first, eps = math.ceil(FIRST_SHARE * self.n_iter), self.ball.eps
-        return [(self.n_iter, eps), (self.n_iter - 2 * first, eps), (first, 2 * eps), (first, 3 * eps)]
+    start_scale: ClassVar[int] = 3
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         super().start(state, slots, batch)
+        from_best = sent([run.from_best for run in batch.runs], slots).bool()
+        state.scale[slots] = torch.where(from_best, 1, self.start_scale)
+        state.last[slots] = torch.where(from_best, self.n_iter, self._first)
         self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
 
     def _step(self, state: ApgdState) -> Tensor:
@@ -214,9 +192,10 @@ class SparseApgd(Apgd):
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
         """Do the same as APGD; slots that have finished a ball continue in the next smaller one."""
         ended = super().tell(state, x, result)
-        following = ended & (state.stage > 1)
+        following = ended & (state.scale > 1)
         if anyone(following):
-            state.stage -= following.long()
+            state.scale -= following.long()
+            state.last[:] = torch.where(following & (state.scale == 1), self.n_iter - 2 * self._first, state.last)
             copy_rows(state.x_adv, self._project(state, state.x_best), following)
             state.iteration.masked_fill_(following, 0)
             self._enter(state, following)
@@ -228,9 +207,9 @@ class SparseApgd(Apgd):
 
     def _review(self, state: ApgdState) -> None:
         """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""
-        check_every = (0.04 * state.lengths[state.stage]).long().clamp(min=1)
+        check_every = (0.04 * state.last).long().clamp(min=1)
         due = (state.iteration > 0) & (state.iteration % check_every == 0)
-        n_moved, radius = _n_moved(state.x_best, state), state.radii[state.stage]
+        n_moved, radius = _n_moved(state.x_best, state), self._radius(state)
         sparser = due & (n_moved / state.n_moved < _SPARSER)
         shorter = torch.maximum(state.step_size / _SHRINK, radius / _SHORTEST)
         _set_step(state, due, n_moved, torch.where(sparser, radius, shorter))
@@ -239,11 +218,19 @@ class SparseApgd(Apgd):
 
     def _enter(self, state: ApgdState, chosen: Tensor) -> None:
         """Set the length and the sparsity of the steps of slots that enter a ball."""
-        _set_step(state, chosen, _n_moved(state.x_adv, state), state.radii[state.stage])
+        _set_step(state, chosen, _n_moved(state.x_adv, state), self._radius(state))
 
     def _project(self, state: ApgdState, x_adv: Tensor) -> Tensor:
         """Project each slot on its own ball."""
-        return project_on_l1(x_adv, state.x, state.radii[state.stage][:, None])
+        return project_on_l1(x_adv, state.x, self._radius(state)[:, None])
+
+    def _radius(self, state: ApgdState) -> Tensor:
+        return (state.scale.double() * self.ball.eps).to(state.x)
+
+    @property
+    def _first(self) -> int:
+        """The number of iterations in each ball but the last one."""
+        return math.ceil(FIRST_SHARE * self.n_iter)
 
 
 def _n_moved(x_adv: Tensor, state: ApgdState) -> Tensor:

@@ -7,7 +7,6 @@ without a run hold old values. They pad the batch, and their results are ignored
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the de
 class Points(SlotState):
     """Results that the batch itself keeps for each slot, with margins in the precision of the passes."""
 
-    x: Tensor  # clean images, for steppers that leave the ball; otherwise no pixels
+    x: Images  # clean images
     labels: Counts
     targets: Counts
     best: Images  # where the smallest margin was seen
@@ -62,9 +61,7 @@ class Batch:
         self.n_rows = 0  # rows of all passes
         self._like = like_BCHW
         self._read_every = READ_EVERY if like_BCHW.is_cuda else 1  # steps
-        self._state = stepper.init(like_BCHW[:0])
-        none = like_BCHW[:0]
-        self._points = Points.of(none, x=none.new_zeros(0, 0) if stepper.stays_inside else torch.zeros_like(none))
+        self._state, self._points = stepper.init(like_BCHW[:0]), Points.of(like_BCHW[:0])
 
     @property
     def n_ready(self) -> int:
@@ -161,17 +158,16 @@ class Batch:
         copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.queued_at]
         ended = [slot for slot in self.running if over[slot]]
         queued = []
-        for slot, x in self._rows(points.queued, copied):
-            self.running[slot].queued_at = queued_at[slot]
-            queued.append(QueuedPoint(self.running[slot], x, queued_at[slot], ends=False))
-        for slot, x in self._rows(points.best, ended):
-            self.running[slot].n_passes = n_passes[slot]
-            queued.append(QueuedPoint(self.running[slot], x, n_passes[slot], ends=True))
+        for slots, pixels, at, ends in (
+            (copied, points.queued, queued_at, False),
+            (ended, points.best, n_passes, True),
+        ):
+            for slot, x in zip(slots, pixels[sent(slots, points.labels)] if slots else (), strict=True):
+                job = self.running[slot]
+                job.n_passes = job.queued_at = at[slot]
+                queued.append(QueuedPoint(job, x, at[slot], ends))
         self._free(ended)
         return queued
-
-    def _rows(self, pixels: Tensor, slots: list[int]) -> Iterable[tuple[int, Tensor]]:
-        return zip(slots, pixels[sent(slots, self._points.labels)], strict=True) if slots else ()
 
     # Slots
 
@@ -208,11 +204,9 @@ class Batch:
             names=[job.name for job in jobs],
             sample_ids=[image.sample_id for image in images],
         )
-        if not self.stepper.stays_inside:
-            points.x[slots] = batch.x
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
         # Margins in different precisions are not comparable, so each run starts without the image's best margin.
-        points.best[slots] = batch.x
+        points.x[slots] = points.best[slots] = batch.x
         points.log1m_margin[slots], points.least_depth[slots] = -torch.inf, -torch.inf
         points.wrong[slots] = points.over[slots] = False
         points.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY

@@ -130,15 +130,13 @@ class AttackedModel:
     ) -> "AttackedModel":
         """Return the attacked model of any classifier; `mode` is that of a mixed classifier.
 
-        `copies` makes fast copies and tries them on images like `like_BCHW`, `rows` at a time. A function that is not a
-        torch module is attacked without copies. For such a function, `copies` rejects the precisions "tf32" and "bf16".
+        `copies` makes fast copies and tries them on images like `like_BCHW`, `rows` at a time.
         """
         if mode not in get_args(AttackMode):
             raise InvalidInputError(
                 f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
             )
-        is_function = not isinstance(model, nn.Module) and copies is not None and copies.precision in ("auto", "fp32")
-        if copies is None or like_BCHW is None or is_function:
+        if copies is None or like_BCHW is None:
             return cls(model, GradientModel(_passes_through(model, mode)))
         copied = copies.of_model(model, like_BCHW, rows)
         fast = GradientModel(_passes_through(copied.fast, mode), "tf32" in copied.precisions, copies.compile)

@@ -52,13 +52,13 @@ class QueuedPoint:
 class ImageRecord:
     """The state of one image, from its admission until it is decided."""
 
+    stop_when_broken: bool
     x: Tensor  # (C, H, W) clean image
     label: int
     sample_id: int
     targets: list[int]  # classes to aim at, the likeliest first
     ranks: list[int]  # ranks of these classes on the clean image, 2 = runner-up
     clean_log1m_margin: float
-    stop_when_broken: bool
     best: Tensor = field(init=False)  # (C, H, W) the point for the result: see `offer`
     log1m_margin: float = field(init=False)  # log(1 - margin) at `best`: the larger, the smaller the margin
     best_at: Where = AS_CLEAN

@@ -30,28 +30,24 @@ def ce(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor)
 
 @LOSSES("untargeted-dlr", describes="difference of logits ratio")
 def untargeted_dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """Difference of logits ratio (DLR; Croce & Hein 2020, eq. 6). With K = 2, the loss has no denominator."""
-    logits_BK = outputs.logits
-    gap_B = at(logits_BK, labels_B) - others(logits_BK, labels_B).amax(dim=1)
-    if logits_BK.shape[1] < 3:
-        return -gap_B
-    sorted_BK = logits_BK.sort(dim=1).values
-    return -gap_B / (sorted_BK[:, -1] - sorted_BK[:, -3] + _TINY)
+    """Difference of logits ratio (DLR; Croce & Hein 2020, eq. 6)."""
+    lead_B = others(outputs.logits, labels_B).amax(dim=1) - at(outputs.logits, labels_B)
+    return _ratio(lead_B, outputs.logits, n_low=1)
 
 
 @LOSSES("dlr", describes="targeted difference of logits ratio")
 def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """Targeted DLR (Croce & Hein 2020, eq. 7).
+    """Targeted DLR (Croce & Hein 2020, eq. 7); with K = 3, its denominator is that of the untargeted loss."""
+    return _ratio(at(outputs.logits, targets_B) - at(outputs.logits, labels_B), outputs.logits, n_low=2)
 
-    The denominator in the paper needs four classes. With K = 3, it is z_(1) - z_(3). With K = 2, there is none.
-    """
-    logits_BK, n_classes = outputs.logits, outputs.logits.shape[1]
-    gap_B = at(logits_BK, labels_B) - at(logits_BK, targets_B)
-    if n_classes < 3:
-        return -gap_B
-    sorted_BK = logits_BK.sort(dim=1).values
-    low_B = sorted_BK[:, -3] if n_classes == 3 else 0.5 * (sorted_BK[:, -3] + sorted_BK[:, -4])
-    return -gap_B / (sorted_BK[:, -1] - low_B + _TINY)
+
+def _ratio(lead_B: Tensor, logits_BK: Tensor, n_low: int) -> Tensor:
+    """Divide by the largest logit minus the mean of the third and, if `n_low` is 2, the fourth; not with K = 2."""
+    if logits_BK.shape[1] < 3:
+        return lead_B
+    falling_BK = logits_BK.sort(dim=1).values.flip(1)
+    low_B = falling_BK[:, 2] if n_low == 1 or logits_BK.shape[1] == 3 else 0.5 * (falling_BK[:, 2] + falling_BK[:, 3])
+    return lead_B / (falling_BK[:, 0] - low_B + _TINY)
 
 
 @LOSSES("margin", describes="log(1 - signed margin), which does not saturate")
@@ -85,9 +81,8 @@ def joint_loss(
     twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
     twice_BK = twice_BK.scatter(1, labels_B[:, None], -torch.inf)
     rob_B = (log_probs_BK + twice_BK).logsumexp(dim=1)
-    best_other_B = others(std_logits_BK, targets_B).amax(dim=1)
-    std_gap_B = at(std_logits_BK, targets_B) - best_other_B
-    return rob_B + weights_B * std_gap_B.clamp(max=0)
+    std_lead_B = at(std_logits_BK, targets_B) - others(std_logits_BK, targets_B).amax(dim=1)
+    return rob_B + weights_B * std_lead_B.clamp(max=0)
 
 
 def anyone(mask: Tensor) -> bool:

@@ -194,9 +194,8 @@ class Scheduler:
         images = dict.fromkeys(point.job.image for point in points)
         labels = torch.tensor([point.job.image.label for point in points])
         verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
-        found = zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True)
-        for point, log1m_margin, wrong in found:
-            point.job.image.take_in(point, log1m_margin, wrong)
+        for point, *found in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
+            point.job.image.take_in(point, *found)
         if self._stop_when_broken:
             for batch in {self._groups_of_runs[image.group][0] for image in images if image.broken}:
                 batch.drop_cancelled()
@@ -220,16 +219,14 @@ class Scheduler:
         if not self._groups_of_runs:
             self._make_plan(n_classes)
         targets, ranks = ordered_targets(clean.logits, self._setting.budget.n_targets(n_classes), known)
-        each = zip(group.x, group.y.tolist(), group.sample_ids, targets.tolist(), ranks.tolist(), strict=True)
-        images = [
-            ImageRecord(*values, log1m_margin, self._stop_when_broken)
-            for values, log1m_margin in zip(each, clean.log1m_margin.tolist(), strict=True)
-        ]
-        points = [(AS_CLEAN, CLEAN, group.x, clean), (AS_KNOWN, WARM_START, group.known, known)]
-        for where, step, x_BCHW, verified in points:
+        labels, margins = group.y.tolist(), clean.log1m_margin.tolist()
+        each = zip(group.x, labels, group.sample_ids, targets.tolist(), ranks.tolist(), margins, strict=True)
+        images = [ImageRecord(self._stop_when_broken, *values) for values in each]
+        offered = [(group.x, clean, AS_CLEAN, CLEAN), (group.known, known, AS_KNOWN, WARM_START)]
+        for x_BCHW, verified, where, step in offered:
             if x_BCHW is not None and verified is not None:
-                found = zip(images, x_BCHW, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True)
-                for image, x, log1m_margin, wrong in found:
+                found = (verified.log1m_margin.tolist(), verified.wrong.tolist())
+                for image, x, log1m_margin, wrong in zip(images, x_BCHW, *found, strict=True):
                     image.n_forward += 1
                     image.offer(x, log1m_margin, wrong, where, step)
         self._inside[key] = group, images
@@ -237,21 +234,18 @@ class Scheduler:
             self._advance(image)
 
     def _make_plan(self, n_classes: int) -> None:
-        attacked = self.attacked
+        fast, float32 = self.attacked.fast, self.attacked.float32
         plan = self._planner(replace(self._setting, n_classes=n_classes), self.attacks)
-        passes = {False: Passes(self.shape, attacked.fast.probe, fixed=attacked.fast.compiled)}
-        passes[True] = passes[False]
-        if attacked.float32 is not None:
-            passes[True] = Passes(self.shape.float32, attacked.float32.probe)
+        models = {False: (fast, Passes(self.shape, fast.probe, fixed=fast.compiled))}
+        models[True] = models[False] if float32 is None else (float32, Passes(self.shape.float32, float32.probe))
         # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
         # they wait until they are full or nothing else is left.
         keys = [(run.stepper, run.float32) for run in plan]
-        apart, batches = self.shape.float32 is not self.shape, {}
-        for stepper, float32 in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1]):
-            model = (attacked.float32 if float32 else None) or attacked.fast
-            batches[stepper, float32] = Batch(
-                stepper, model, passes[float32], self._like, stop_when_broken=self._stop_when_broken
-            )
+        apart = self.shape.float32 is not self.shape
+        batches = {
+            key: Batch(key[0], *models[key[1]], self._like, stop_when_broken=self._stop_when_broken)
+            for key in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
+        }
         self._batches = list(batches.values())
         together = groupby(enumerate(plan), key=lambda placed: (keys[placed[0]], placed[1].group or placed[0]))
         self._groups_of_runs = [(batches[key], list(placed)) for (key, _), placed in together]

@@ -71,8 +71,10 @@ class SquareSteps(Stepper[SquareState]):
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
         """Keep the point if it lowers the loss (the published "or misclassified" adds no case)."""
-        is_of_logits = self.loss_of == "logits"
-        loss = logit_margin(result.logits, result.labels) if is_of_logits else -result.log1m_margin
+        logits, labels = result.logits, result.labels
+        loss = -result.log1m_margin
+        if self.loss_of == "logits":  # z_y - max_{j != y} z_j, the published loss
+            loss = at(logits, labels).double() - others(logits, labels).amax(dim=1).double()
         better = loss < state.loss
         copy_rows(state.x_best, x, better)
         state.loss = torch.where(better, loss, state.loss)
@@ -84,11 +86,6 @@ def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:
     """Return (S, 5 + C) int64, uniform over all 64 bits; the columns are `ROW` ... `SIGNS`."""
     n_draws = SIGNS + n_channels
     return hashed(keys_S, query_S * n_draws, n_draws)
-
-
-def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
-    """z_y - max_{j != y} z_j, (S,) float64: the published loss."""
-    return at(logits_SK, labels_S).double() - others(logits_SK, labels_S).amax(dim=1).double()
 
 
 class Windows:
@@ -121,12 +118,9 @@ class Windows:
 
     def _window(self, draws: Tensor, row: int, column: int, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mask, (S, 1, H, W), of a square, and the position of each row and column relative to it."""
-        top, left = (
-            below(draws[:, row], len(self.rows_H1) - size),
-            below(draws[:, column], self.columns_1W.shape[1] - size),
-        )
-        rows, columns = self.rows_H1 - top.view(-1, 1, 1, 1), self.columns_1W - left.view(-1, 1, 1, 1)
-        size = size.view(-1, 1, 1, 1)
+        size, draws = size.view(-1, 1, 1, 1), draws[..., None, None, None]
+        rows = self.rows_H1 - below(draws[:, row], self.rows_H1.numel() - size)
+        columns = self.columns_1W - below(draws[:, column], self.columns_1W.numel() - size)
         return ((rows >= 0) & (rows < size)) & ((columns >= 0) & (columns < size)), rows, columns
 
 
@@ -163,12 +157,12 @@ class Bumps(Windows):
     @classmethod
     def mass(cls, delta: Tensor) -> Tensor:
         """Return the mass of each pixel."""
-        return delta.square() if cls.power == 2 else delta.abs()
+        return delta.abs().pow(cls.power)
 
     @classmethod
     def root(cls, total_mass: Tensor) -> Tensor:
         """Return the norm of a perturbation with this mass."""
-        return total_mass.sqrt() if cls.power == 2 else total_mass
+        return total_mass.pow(1 / cls.power)
 
     def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
         super().__init__(like_BCHW, ball, n_queries)
@@ -222,16 +216,13 @@ class Bumps(Windows):
         raised = raised / (TINY + self.root(self.mass(raised).sum((2, 3), True)))
         both = (mass * (window | source)).sum((2, 3), True)
         unspent = (self.ball.eps**self.power - mass.sum((1, 2, 3), True)).clamp(min=0) / delta.shape[1]
-        raised *= self._length(unspent + both, delta.shape[1])
+        # In L1, each channel gets the mass of all channels, as published; the projection corrects the sum.
+        raised *= self.root(unspent + both) * (delta.shape[1] if self.power == 1 else 1)
         moved = self._on_sphere(state.x, torch.where(window, raised, delta.masked_fill(source, 0)))
         return torch.where(per_image(query > 0, moved), moved, state.x_best)
 
     def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
         return (x + delta / (per_image(self.ball.length(delta), delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
-
-    def _length(self, mass: Tensor, n_channels: int) -> Tensor:  # noqa: ARG002
-        """Return the length of a window that gets this mass."""
-        return self.root(mass)
 
     @classmethod
     def bump(cls, size: int) -> Tensor:
@@ -259,10 +250,6 @@ class BumpsInL1(Bumps):
 
     def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
         return project_on_l1(x + delta, x, self.ball.eps * (1 - 1e-6))  # as published
-
-    def _length(self, mass: Tensor, n_channels: int) -> Tensor:
-        """Return the mass of all channels for each channel, as published; the projection corrects the sum."""
-        return mass * n_channels
 
 
 WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps, "L1": BumpsInL1}  # by norm

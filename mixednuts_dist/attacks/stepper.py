@@ -72,49 +72,41 @@ class Run:
         return self.name, self.target, self.restart
 
 
-# Annotations of the arrays in a state. `SlotState.of` creates these arrays, except `Shared` ones.
+# Annotations of the arrays in a state, which `SlotState.of` creates.
 Images = Annotated[Tensor, "images"]  # (S, C, H, W)
 Numbers = Annotated[Tensor, None]  # (S,), in the dtype of the images
 Doubles = Annotated[Tensor, torch.float64]  # (S,)
 Counts = Annotated[Tensor, torch.long]  # (S,)
 Flags = Annotated[Tensor, torch.bool]  # (S,)
-Shared = Annotated[Tensor, "shared"]  # one tensor for all slots, of any shape; `init` creates it
 
 
 @dataclass
 class SlotState:
-    """Base of a stepper's state: every tensor attribute but `Shared` ones has the slot as its first axis.
+    """Base of a stepper's state: every tensor attribute has the slot as its first axis.
 
     A stepper may replace a tensor by another one of the same shape, for example to swap two buffers.
     """
 
     @classmethod
     def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
-        """Return zeros, with one slot per image; `others` are `Shared` tensors and all other attributes."""
+        """Return zeros, with one slot per image; `others` are the attributes without an annotation from above."""
         arrays = {}
-        for name, kind in _kinds(cls).items():
-            if kind == "images":
-                arrays[name] = like_SCHW.new_zeros(like_SCHW.shape)
-            elif kind != "shared":
-                arrays[name] = like_SCHW.new_zeros(like_SCHW.shape[:1], dtype=kind)
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            for kind in getattr(hint, "__metadata__", ()):
+                is_images = kind == "images"
+                shape = like_SCHW.shape if is_images else like_SCHW.shape[:1]
+                arrays[name] = like_SCHW.new_zeros(shape, dtype=None if is_images else kind)
         return cls(**arrays, **others)
 
     def resize(self, index: Tensor, n_slots: int) -> None:
         """Move the rows of `index` to the front, in that order, and change the number of rows to `n_slots`."""
-        kinds = _kinds(type(self))
         for name, values in vars(self).items():
-            if isinstance(values, Tensor) and kinds.get(name) != "shared":
+            if isinstance(values, Tensor):
                 kept = values[index]
                 if n_slots > len(values):
                     values = values.new_zeros(n_slots, *values.shape[1:])  # noqa: PLW2901
                 values[: len(index)] = kept
                 setattr(self, name, values[:n_slots])
-
-
-def _kinds(state: type[SlotState]) -> dict[str, Any]:
-    """Return the annotation of each annotated array."""
-    hints = get_type_hints(state, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
 @dataclass

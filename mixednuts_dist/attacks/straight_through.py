@@ -13,6 +13,7 @@ Shapes: B images of C x H x W.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -22,7 +23,6 @@ from ..acceleration.gradient_copy import frozen_copy
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
-_MOST_CUTS = 8  # the search ends after this many
 _N_TRIED = 4  # images of random pixels
 
 
@@ -87,7 +87,7 @@ def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
     pixels_BCHW = torch.rand(_N_TRIED, *like_BCHW.shape[1:], generator=torch.Generator().manual_seed(0)).to(like_BCHW)
     frozen = frozen_copy(network)  # so that a tensor has a gradient only if it depends on the images
     cuts: dict[str, str] = {}
-    while len(cuts) < _MOST_CUTS:
+    while True:
         seen: dict[str, Tensor] = {}
         with torch.enable_grad():
             logits_BK = _with_identities(frozen, pixels_BCHW.clone().requires_grad_(), cuts, seen)
@@ -99,17 +99,16 @@ def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
         blind = [i for i, place in enumerate(order) if seen[place].requires_grad and i not in reached]
         end = reached[0] if reached else 1 + max(blind, default=-1)
         if end in (0, len(order)) or order[end] in cuts:
-            break  # the images have a gradient, or nothing is left to try
+            return cuts  # the images have a gradient, or nothing is left to try
         shape = seen[order[end]].shape
         fits = [i for i in blind if i < end and shape in (seen[order[i]].shape, seen[order[i]].flatten(1).shape)]
         if not fits:
-            break
+            return cuts
         cuts[order[end]] = order[fits[-1]]
-    return cuts
 
 
 def _with_identities(
-    network: nn.Module, x_BCHW: Tensor, cuts: Mapping[str, str], seen: dict[str, Tensor] | None = None
+    network: nn.Module, x: Tensor, cuts: Mapping[str, str], seen: dict[str, Tensor] | None = None
 ) -> Tensor:
     """Return the logits, with an identity backward pass through the cuts.
 
@@ -136,16 +135,11 @@ def _with_identities(
     def leave(name: str, _: nn.Module, __: object, out: object) -> object:
         return replaced(f"output of {name}", out) if isinstance(out, Tensor) else out
 
-    handles = []
-    for name, module in network.named_modules() if cuts or seen is not None else ():
-        handles.append(module.register_forward_pre_hook(partial(enter, name)))
-        handles.append(module.register_forward_hook(partial(leave, name)))
-    try:
-        logits_BK: Tensor = network(x_BCHW)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return logits_BK
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
+            hooks.enter_context(module.register_forward_hook(partial(leave, name)))
+        return network(x)  # type: ignore[no-any-return]
 
 
 def _has_gradient(values: Tensor) -> bool:

@@ -1,11 +1,10 @@
 """Red flags are raised for masked gradients, with counts, and for no sound classifier."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.gradient_model import AttackedModel
-from mixednuts_dist.attacks.red_flags import FLAGS, findings, has_gradient, raised_flags
+from mixednuts_dist.attacks.red_flags import FLAGS, findings, raised_flags
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 from tests.helpers.small_nets import images, small_net
@@ -62,14 +61,6 @@ def test_a_random_forward_is_noticed() -> None:
     assert "6 of 6 images two passes of rob" in findings(raised, 5, "rob")[0]
 
 
-@pytest.mark.parametrize(("n_classes", "words"), [(2, "1 target an image"), (3, "2 targets an image")])
-def test_few_classes_are_mentioned(n_classes: int, words: str) -> None:
-    (sentence,) = findings({}, n_classes, "rob")
-    assert words in sentence
-
-
-def test_has_gradient() -> None:
-    net, x = small_net(5, SHAPE), images(2, SHAPE)
-    assert has_gradient(net, x)
-    assert not has_gradient(lambda x: net(x.detach()), x)
-    assert not has_gradient(lambda x: net(x.round()), x)
+def test_few_classes_are_mentioned() -> None:
+    (sentence,) = findings({}, 3, "rob")
+    assert "2 targets an image" in sentence
