@@ -79,7 +79,7 @@ class BatchShape:
         release_memory()
 
 
-class Passes:
+class PassSizes:
     """The numbers of rows with which one function may be called: those of `shape`, or fewer that give the same bits.
 
     Smaller numbers are multiples of a sixteenth of the full number, or of 4 if that is larger. The object tries each
@@ -139,7 +139,7 @@ def repeated(x_BCHW: Tensor, rows: int) -> Tensor:
     return x_BCHW[torch.arange(rows) % len(x_BCHW)]
 
 
-def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes) -> Tensor:
+def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, sizes: PassSizes) -> Tensor:
     """Run `run` over all images in passes of one shape, padding the last one, and return one row per image.
 
     Raises:
@@ -148,8 +148,8 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
     parts: list[Tensor] = []
     done = 0
     while done < len(x_BCHW):
-        part = x_BCHW[done : done + passes.shape.rows]
-        rows = passes.rows_for(len(part), x_BCHW)
+        part = x_BCHW[done : done + sizes.shape.rows]
+        rows = sizes.rows_for(len(part), x_BCHW)
         try:
             # A compiled function reuses the memory of its output in its next pass.
             parts.append(run(filled(part, rows))[: len(part)].clone())
@@ -158,7 +158,7 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise
-        passes.shape.shrink(rows)  # outside of the handler, whose traceback keeps memory allocated
+        sizes.shape.shrink(rows)  # outside of the handler, whose traceback keeps memory allocated
     return torch.cat(parts)
 
 

@@ -50,7 +50,7 @@ _SHORTEST = 10.0  # a step is at least the radius divided by this
 POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
 # They are repeated if the margin fell by more than `POLISH_AGAIN`, for at most `POLISH_ROUNDS` rounds in all.
 POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6
-GROUP = "apgd"  # one group for the runs of all APGD attacks, because none needs the result of another one
+BLOCK = "apgd"  # one block for the runs of all APGD attacks, because none needs the result of another one
 
 
 @dataclass
@@ -266,7 +266,7 @@ class ApgdCe(Attack):
 
     def runs(self) -> Sequence[Run]:
         stepper, restarts = stepper_for(self.setting), range(self.setting.budget.n_restarts)
-        return [Run(self.name, self.name, stepper, restart=i, group=GROUP, loss=self.loss) for i in restarts]
+        return [Run(self.name, self.name, stepper, restart=i, block=BLOCK, loss=self.loss) for i in restarts]
 
 
 @ATTACKS("apgd-dlr", describes="APGD on the untargeted DLR loss", options=("n_iter", "n_restarts"), order=8)
@@ -293,7 +293,7 @@ class ApgdT(Attack):
     def runs(self) -> Sequence[Run]:
         stepper = stepper_for(self.setting)
         targets = range(1, self.setting.budget.n_targets(self.setting.n_classes) + 1)
-        return [Run(self.name, "apgd-t/{rank}", stepper, target, group=GROUP, loss="dlr") for target in targets]
+        return [Run(self.name, "apgd-t/{rank}", stepper, target, block=BLOCK, loss="dlr") for target in targets]
 
 
 def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
@@ -315,4 +315,4 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
 
     polish = Run(attack, "polish", stepper, from_best=True, loss="margin", float32=True)
     again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
-    return [polish, *again, *(replace(run, float32=True, wanted=borderline, group="repeats") for run in low_precision)]
+    return [polish, *again, *(replace(run, float32=True, wanted=borderline, block="repeats") for run in low_precision)]

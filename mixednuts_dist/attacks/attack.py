@@ -53,7 +53,7 @@ The scheduler does the rest: it gives free slots to waiting runs, counts passes,
 memory runs out. It keeps each run's point with the smallest margin and verifies it in float32 when the run is over.
 Unless `stop_when_broken=False`, it also verifies misclassified points while their runs continue.
 
-An image takes the runs of a plan one after another. Only consecutive runs with the same `Run.group` and the same
+An image takes the runs of a plan one after another. Only consecutive runs with the same `Run.block` and the same
 stepper may run on an image at the same time, because none of them needs the result of another one. If several of them
 break the image, the first one in the plan counts.
 """

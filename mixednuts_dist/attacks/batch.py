@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import Passes
+from ..acceleration.batch_shape import PassSizes
 from ..mixing.margins import log_one_minus_signed_margin
 from .gradient_model import GradientModel, Outputs
 from .image_record import Job, QueuedPoint
@@ -45,15 +45,15 @@ class Batch:
     Args:
         stepper: takes the steps; equal steppers share a batch.
         model: computes the passes.
-        passes: chooses how many rows a pass has.
+        sizes: chooses how many rows a pass has.
         like_BCHW: images, to try smaller batch shapes with.
         stop_when_broken: verify misclassified points before their run is over.
     """
 
     def __init__(
-        self, stepper: Stepper[Any], model: GradientModel, passes: Passes, like_BCHW: Tensor, *, stop_when_broken: bool
+        self, stepper: Stepper[Any], model: GradientModel, sizes: PassSizes, like_BCHW: Tensor, stop_when_broken: bool
     ) -> None:
-        self.stepper, self.model, self.passes, self._stop_when_broken = stepper, model, passes, stop_when_broken
+        self.stepper, self.model, self.sizes, self._stop_when_broken = stepper, model, sizes, stop_when_broken
         self.waiting: list[Job] = []
         self.running: dict[int, Job] = {}  # by slot
         self.n_images = 0  # with runs here
@@ -71,7 +71,7 @@ class Batch:
     @property
     def is_full(self) -> bool:
         """Whether the images with runs here are at least as many as the rows of a pass."""
-        return self.n_images >= self.passes.shape.rows
+        return self.n_images >= self.sizes.shape.rows
 
     def step(self) -> list[QueuedPoint]:
         """Fill free slots and take one step in each; return the points to verify."""
@@ -81,7 +81,7 @@ class Batch:
         if result is None:
             if self.model.compiled:
                 torch.compiler.reset()  # graphs of the larger shape hold their memory
-            self.passes.shape.shrink(len(x))
+            self.sizes.shape.shrink(len(x))
             return []
         points = self._points
         points.n_passes += ~points.over
@@ -173,7 +173,7 @@ class Batch:
 
     def _fill(self) -> None:
         """Choose the smallest batch shape that holds all runs, and give free slots to waiting runs."""
-        rows = self.passes.shape.rows
+        rows = self.sizes.shape.rows
         if len(self._points.over) > rows:  # memory has run out
             self._resize(rows)
         if not self.running:
@@ -181,7 +181,7 @@ class Batch:
         if self.stepper.gradient_every > 1 and not self._takes_gradient:
             return  # runs begin with a gradient
         n_runs = min(self.n_ready, rows)
-        n_slots = self.passes.rows_for(n_runs, self._like[:n_runs])
+        n_slots = self.sizes.rows_for(n_runs, self._like[:n_runs])
         if n_slots != len(self._points.over):
             self._resize(n_slots)
         free = [slot for slot in range(n_slots) if slot not in self.running]

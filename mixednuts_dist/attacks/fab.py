@@ -215,7 +215,7 @@ class Fab(Attack):
         setting, budget = self.setting, self.setting.budget
         stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
         targets = range(1, budget.n_targets(setting.n_classes) + 1)
-        runs = [Run(self.name, f"{self.name}/{{rank}}", stepper, target, group=self.name) for target in targets]
+        runs = [Run(self.name, f"{self.name}/{{rank}}", stepper, target, block=self.name) for target in targets]
         return with_float32_repeats(runs, setting)
 
 
@@ -239,5 +239,5 @@ class UntargetedFab(Attack):
         setting = self.setting
         stepper = UntargetedFabSteps(setting.threat, setting.seed, n_iter=setting.budget.n_iter)
         restarts = range(setting.budget.n_restarts)
-        runs = [Run(self.name, self.name, stepper, restart=restart, group=self.name) for restart in restarts]
+        runs = [Run(self.name, self.name, stepper, restart=restart, block=self.name) for restart in restarts]
         return with_float32_repeats(runs, setting)

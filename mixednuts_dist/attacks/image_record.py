@@ -65,11 +65,11 @@ class ImageRecord:
     broken_at: Where = NEVER  # the first point in the order of the plan that was verified to be misclassified
     broken_by: str = ""  # what found this point: the name of an attack, "clean" or "warm-start"
     decided: bool = False
-    group: int = -1  # index of the current group of runs
-    jobs: list[Job] = field(default_factory=list)  # the runs of this group; empty if the image is decided
-    log1m_margin_before: float = -inf  # `log1m_margin` when this group began
+    block: int = -1  # index of the current block of runs
+    jobs: list[Job] = field(default_factory=list)  # the runs of this block; empty if the image is decided
+    log1m_margin_before: float = -inf  # `log1m_margin` when this block began
     reached: dict[tuple[str, int, int], float] = field(default_factory=dict)  # `Run.start` -> `Job.reached`
-    n_forward: int = 0  # passes before this group, and verifications
+    n_forward: int = 0  # passes before this block, and verifications
     n_backward: int = 0
 
     def __post_init__(self) -> None:
@@ -126,8 +126,8 @@ class ImageRecord:
         elif point.ends:
             job.is_open = False
 
-    def end_group(self) -> None:
-        """Note the counts and the margins of the group of runs, and let go of the runs, which refer to the image."""
+    def end_block(self) -> None:
+        """Note the counts and the margins of the block of runs, and let go of the runs, which refer to the image."""
         self.n_forward, self.n_backward = self.passes()
         for job in self.jobs:
             self.reached[job.run.start] = max(job.reached, self.reached.get(job.run.start, -inf))

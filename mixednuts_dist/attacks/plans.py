@@ -45,6 +45,6 @@ def margin_plan(setting: Setting, attacks: Sequence[str] = MMAA) -> list[Run]:
     plan = list(once)
     for restart in range(1, setting.budget.border_restarts + 1):
         plan += [
-            replace(run, restart=restart, wanted=setting.is_borderline, group=f"restart {restart}") for run in once
+            replace(run, restart=restart, wanted=setting.is_borderline, block=f"restart {restart}") for run in once
         ]
     return plan + (float32_runs(setting, attacks[-1], plan) if setting.low_precision else [])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
+from ..acceleration.batch_shape import BatchShape, PassSizes, in_one_shape
 from ..acceleration.gradient_copy import input_gradient
 from .gradient_model import AttackedModel
 from .verification import Verifier
@@ -62,8 +62,8 @@ def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tenso
 
     # The label is appended as one more channel, so that images and labels are split and padded together.
     labelled = torch.cat([y.view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:]).to(x), x], dim=1)
-    passes = Passes(shape, lambda images: (gradient(images),))
-    return ~in_one_shape(gradient, labelled, passes).flatten(1).any(dim=1)
+    sizes = PassSizes(shape, lambda images: (gradient(images),))
+    return ~in_one_shape(gradient, labelled, sizes).flatten(1).any(dim=1)
 
 
 def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ The diagram follows one image::
     Group (a partition)            x, label, sample id, perhaps a known adversarial example
       │  float32                   is the clean image classified correctly? the order of its targets
       ▼
-    ImageRecord                    goes through the plan's groups of runs, for instance
+    ImageRecord                    goes through the plan's blocks of runs, for instance
       │                              [APGD-CE, APGD-T towards 9 classes] [FAB-T towards 9 classes] [Square]
       │  which runs it wants       `Run.wanted`, for instance of borderline images alone
       ▼
-    Batch.waiting                  one queue per stepper and precision; runs of one group wait side by side
+    Batch.waiting                  one queue per stepper and precision; runs of one block wait side by side
       │  a slot is free
       ▼
     Batch.step                     ask -> forward and backward pass -> tell, for all slots at once, in one batch shape
@@ -19,8 +19,8 @@ The diagram follows one image::
       │  float32 verification      the only place that decides what is misclassified and what its margin is
       ▼
     ImageRecord.offer              the first misclassified point in the order of the plan breaks the image and cancels
-      │                            the later runs, but not the earlier ones. When all runs of the group are over, the
-      │                            image goes on to the next group of runs
+      │                            the later runs, but not the earlier ones. When all runs of the block are over, the
+      │                            image goes on to the next block of runs
       ▼
     AttackResult (of the Group)    when all images of the Group are decided; their best points are verified once more
 
@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes
+from ..acceleration.batch_shape import BatchShape, PassSizes
 from ..acceleration.precision import FastCopies
 from ..config.threat import ThreatModel
 from .attack import Setting
@@ -119,8 +119,8 @@ class Scheduler:
         self._setting, self._planner = Setting(threat, budget, 0, seed, subject, low_precision), planner
         self._like, self._stop_when_broken, self._progress = like_BCHW, stop_when_broken, progress
         self._batches: list[Batch] = []  # in the order of the plan; separate float32 shapes come last
-        # The plan, in groups of runs: (batch, runs with their places in the plan). Made by the first `admit`.
-        self._groups_of_runs: list[tuple[Batch, list[tuple[int, Run]]]] = []
+        # The plan, in blocks of runs: (batch, runs with their places in the plan). Made by the first `admit`.
+        self._blocks: list[tuple[Batch, list[tuple[int, Run]]]] = []
         self._queue: list[QueuedPoint] = []  # to be verified
         self._cost_of_waiting = 0  # cost of the waiting points, in rows of a verification
         self._inside: dict[Any, tuple[Group, list[ImageRecord]]] = {}  # groups that are not finished, by key
@@ -181,9 +181,9 @@ class Scheduler:
 
     def _is_due(self) -> bool:
         """Return whether the queued points fill a pass, or whether waiting has cost as much as verifying them."""
-        if len(self._queue) >= self.verifier.passes.shape.rows:
+        if len(self._queue) >= self.verifier.sizes.shape.rows:
             return True
-        rows = self.verifier.passes.rows_for(len(self._queue), self._like[: len(self._queue)])
+        rows = self.verifier.sizes.rows_for(len(self._queue), self._like[: len(self._queue)])
         return self._cost_of_waiting >= rows * (_APART_COST if self.shape.float32 is not self.shape else 1)
 
     def _verify(self) -> None:
@@ -197,11 +197,11 @@ class Scheduler:
         for point, *found in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
             point.job.image.take_in(point, *found)
         if self._stop_when_broken:
-            for batch in {self._groups_of_runs[image.group][0] for image in images if image.broken}:
+            for batch in {self._blocks[image.block][0] for image in images if image.broken}:
                 batch.drop_cancelled()
         for image in images:
             if image.next_job is None and not image.decided:
-                self._groups_of_runs[image.group][0].n_images -= 1
+                self._blocks[image.block][0].n_images -= 1
                 self._advance(image)
         if self._progress is not None:
             present = [image for _, images in self._inside.values() for image in images]
@@ -216,7 +216,7 @@ class Scheduler:
         clean = self.verifier.verify(group.x, group.y)
         known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
-        if not self._groups_of_runs:
+        if not self._blocks:
             self._make_plan(n_classes)
         targets, ranks = ordered_targets(clean.logits, self._setting.budget.n_targets(n_classes), known)
         labels, margins = group.y.tolist(), clean.log1m_margin.tolist()
@@ -236,26 +236,26 @@ class Scheduler:
     def _make_plan(self, n_classes: int) -> None:
         fast, float32 = self.attacked.fast, self.attacked.float32
         plan = self._planner(replace(self._setting, n_classes=n_classes), self.attacks)
-        models = {False: (fast, Passes(self.shape, fast.probe, fixed=fast.compiled))}
-        models[True] = models[False] if float32 is None else (float32, Passes(self.shape.float32, float32.probe))
+        models = {False: (fast, PassSizes(self.shape, fast.probe, fixed=fast.compiled))}
+        models[True] = models[False] if float32 is None else (float32, PassSizes(self.shape.float32, float32.probe))
         # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
         # they wait until they are full or nothing else is left.
         keys = [(run.stepper, run.float32) for run in plan]
         apart = self.shape.float32 is not self.shape
         batches = {
-            key: Batch(key[0], *models[key[1]], self._like, stop_when_broken=self._stop_when_broken)
+            key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken)
             for key in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
         }
         self._batches = list(batches.values())
-        together = groupby(enumerate(plan), key=lambda placed: (keys[placed[0]], placed[1].group or placed[0]))
-        self._groups_of_runs = [(batches[key], list(placed)) for (key, _), placed in together]
+        together = groupby(enumerate(plan), key=lambda placed: (keys[placed[0]], placed[1].block or placed[0]))
+        self._blocks = [(batches[key], list(placed)) for (key, _), placed in together]
 
     def _advance(self, image: ImageRecord) -> None:
-        """Queue the image's runs of the next group in which it takes any; without such a group, it is decided."""
-        image.end_group()
-        while not (image.broken and self._stop_when_broken) and image.group + 1 < len(self._groups_of_runs):
-            image.group += 1
-            batch, runs = self._groups_of_runs[image.group]
+        """Queue the image's runs of the next block in which it takes any; without such a block, it is decided."""
+        image.end_block()
+        while not (image.broken and self._stop_when_broken) and image.block + 1 < len(self._blocks):
+            image.block += 1
+            batch, runs = self._blocks[image.block]
             image.jobs = [
                 Job(image, at, run) for at, run in runs if run.wanted is None or run.wanted(image.summary(run))
             ]

@@ -39,11 +39,11 @@ from .gradient_model import Outputs
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """One image before a group of runs begins; margins are signed and verified in float32."""
+    """One image before a block of runs begins; margins are signed and verified in float32."""
 
     margin: float  # the smallest so far
     clean_margin: float
-    gain: float  # by how much the previous group of runs lowered the margin
+    gain: float  # by how much the previous block of runs lowered the margin
     repeated_margin: float  # the smallest of the low-precision run that this run repeats; `margin` if there is none
 
 
@@ -59,7 +59,7 @@ class Run:
     stepper: "Stepper[Any]"
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
     restart: int = 0
-    group: str = ""  # consecutive runs of one group may run on an image at once; "": no other run at the same time
+    block: str = ""  # consecutive runs of one block may run on an image at once; "": no other run at the same time
     from_best: bool = False  # begin at the best point so far, not at a random one
     loss: str = ""  # name of a registered loss, for steppers that take any (APGD)
     weight: float = 1.0  # weight of the standard classifier's margin in the joint attack; other attacks ignore it

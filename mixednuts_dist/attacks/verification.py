@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes, as_out_of_memory, in_one_shape
+from ..acceleration.batch_shape import BatchShape, PassSizes, as_out_of_memory, in_one_shape
 from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
@@ -38,7 +38,7 @@ class Verifier:
 
     def __init__(self, model: Callable[[Tensor], Tensor], shape: BatchShape) -> None:
         self.model = model
-        self.passes = Passes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),))
+        self.sizes = PassSizes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
         """Return the classifier's float32 logits, (B, K), on the device of the images.
@@ -46,7 +46,7 @@ class Verifier:
         Raises:
             torch.OutOfMemoryError: if not even one image fits.
         """
-        return in_one_shape(self._pass, x_BCHW, self.passes)
+        return in_one_shape(self._pass, x_BCHW, self.sizes)
 
     def verify(self, x_BCHW: Tensor, labels_B: Tensor) -> Verified:
         """Return whether each image is misclassified, and its margin."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import (
     BatchShape,
-    Passes,
+    PassSizes,
     as_out_of_memory,
     efficient_rows,
     in_one_shape,
@@ -51,8 +51,8 @@ def test_few_images_have_the_bits_that_they_have_in_a_full_batch(n: int) -> None
     """Whatever smaller shape the probe allows."""
     model = load_classifier("demo:rob", "rob")
     x = load_digits_split("test")[0][:64]
-    passes = Passes(BatchShape(64), lambda images: (model(images),))
-    assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
+    sizes = PassSizes(BatchShape(64), lambda images: (model(images),))
+    assert torch.equal(in_one_shape(model, x[:n], sizes), in_one_shape(model, x, sizes)[:n])
 
 
 class DiffersBelow(nn.Module):
@@ -72,10 +72,10 @@ class DiffersBelow(nn.Module):
 )
 def test_smaller_shape_needs_the_same_bits(differs_below: int, n: int, passed: int) -> None:
     model, x = DiffersBelow(differs_below), images(64, (1, 4, 4))
-    passes = Passes(BatchShape(64), lambda images: (model(images),))
-    assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
+    sizes = PassSizes(BatchShape(64), lambda images: (model(images),))
+    assert torch.equal(in_one_shape(model, x[:n], sizes), in_one_shape(model, x, sizes)[:n])
     model.sizes.clear()
-    in_one_shape(model, x[:n], passes)
+    in_one_shape(model, x[:n], sizes)
     assert model.sizes == [passed]
 
 
@@ -88,17 +88,17 @@ def test_smaller_shape_needs_equal_bits_in_every_row(row: int) -> None:
         differs = torch.arange(len(images)) == row if len(images) < 64 else torch.zeros(64, dtype=torch.bool)
         return net(images) * (1 + 1e-6 * differs)[:, None]
 
-    passes = Passes(BatchShape(64), lambda images: (model(images),))
-    in_one_shape(model, x[:40], passes)
+    sizes = PassSizes(BatchShape(64), lambda images: (model(images),))
+    in_one_shape(model, x[:40], sizes)
     assert 40 in sizes
     sizes.clear()
-    in_one_shape(model, x[:40], passes)
+    in_one_shape(model, x[:40], sizes)
     assert 40 not in sizes
 
 
 def test_a_fixed_shape_tries_no_other() -> None:
     model, x = DiffersBelow(0), images(3, (1, 4, 4))
-    in_one_shape(model, x, Passes(BatchShape(64, fixed=True), lambda images: (model(images),)))
+    in_one_shape(model, x, PassSizes(BatchShape(64, fixed=True), lambda images: (model(images),)))
     assert model.sizes == [64]
 
 
@@ -137,7 +137,7 @@ def test_failed_allocations_halve_the_rows(error: RuntimeError, caplog: pytest.L
     verifier = Verifier(short, BatchShape(32))
     with caplog.at_level(logging.WARNING):
         assert torch.allclose(verifier.logits(x), net(x), atol=1e-5)
-    assert verifier.passes.shape.rows == 8
+    assert verifier.sizes.shape.rows == 8
     assert sizes == [32, 16, 8, 8, 8, 8, 8]
     assert "out of memory with 32 images per pass; continuing with 16" in caplog.text
     with pytest.raises(RuntimeError, match="CUDNN_STATUS_BAD_PARAM"), as_out_of_memory():

@@ -72,7 +72,7 @@ def test_borderline_images_repeat_apgd_in_float32(plan_of: str) -> None:
     assert [run.float32 for run in searched] == [False] * len(low) + [True] * len(exact)
     starts, again = ([(run.name, run.restart, run.target) for run in runs] for runs in (low, exact))
     assert starts == again
-    assert len({run.group for run in exact}) == 1
+    assert len({run.block for run in exact}) == 1
     # (margin, clean margin, margin of the repeated run) -> whether it is repeated
     cases = {
         (0.045, 1.0, 0.045): True, (0.055, 1.0, 0.055): False, (0.045, 1.0, 0.055): False,

@@ -93,5 +93,5 @@ def test_restarts_are_independent_runs_from_other_starts() -> None:
     setting = Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=7, n_restarts=3), 10)
     runs = ApgdDlr(setting).runs()
     assert [(run.restart, run.loss) for run in runs] == [(i, "untargeted-dlr") for i in range(3)]
-    assert {(run.group, run.stepper) for run in runs} == {(runs[0].group, ApgdT(setting).runs()[0].stepper)}
+    assert {(run.block, run.stepper) for run in runs} == {(runs[0].block, ApgdT(setting).runs()[0].stepper)}
     assert ApgdDlr.passes(setting.budget, 10) == (24, 24)

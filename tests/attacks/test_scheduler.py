@@ -164,7 +164,7 @@ def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: b
     def found(images: Tensor, *, side_by_side: bool) -> AttackResult:
         def plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
             runs = ensemble_plan(setting, attacks)
-            return runs if side_by_side else [replace(run, group="") for run in runs]
+            return runs if side_by_side else [replace(run, block="") for run in runs]
 
         options = {"attacks": attacks, "budget": AttackBudget(12, 9), "planner": plan, "stop_when_broken": stop}
         engine = engine_of(model, x, rows=32, **options)
@@ -213,8 +213,8 @@ def ended(model: nn.Module, x: Tensor, y: Tensor, plan: Callable[[Callable[[Imag
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> None:
-    """An image that takes none of a group goes on to the next, and each run notes the margin that it reached."""
+def test_each_run_of_a_block_chooses_its_images(victim, side_by_side: bool) -> None:
+    """An image that takes none of a block goes on to the next, and each run notes the margin that it reached."""
     model, x, y = victim(n=12)
     taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # target -> sample ids
 
@@ -222,7 +222,7 @@ def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> N
         def by(target: int) -> Callable[[ImageSummary], bool]:
             return lambda image: sample_id(image) in taken[target]
 
-        chosen = [replace(run, wanted=by(run.target), group="a" * side_by_side) for run in ApgdT(setting).runs()]
+        chosen = [replace(run, wanted=by(run.target), block="a" * side_by_side) for run in ApgdT(setting).runs()]
         return [*chosen, *ApgdCe(setting).runs()]
 
     finished, images, jobs = ended(model, x, y, plan)
@@ -247,7 +247,7 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
             return wanted
 
         low = ApgdT(setting).runs()
-        return [*low, *(replace(run, float32=True, wanted=by(run.target), group="") for run in low)]
+        return [*low, *(replace(run, float32=True, wanted=by(run.target), block="") for run in low)]
 
     _, images, jobs = ended(model, x, y, plan)
     for image in images:
@@ -292,7 +292,7 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
     noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
     fooling = noise[model(noise).argmax(dim=1) != y][:4]
     for breaks_last in (1, 2):
-        runs = [Run("steps", f"steps/{i}", Steps(LINF), i, group="steps") for i in range(1, 5)]
+        runs = [Run("steps", f"steps/{i}", Steps(LINF), i, block="steps") for i in range(1, 5)]
         options = {"attacks": ("steps",), "planner": lambda *_, runs=runs: runs, "budget": AttackBudget(n_iter, 4)}
         finished = found_by(model, x, y, rows=8, **options)
         assert torch.equal(finished.x_adv, fooling[breaks_last - 1 : breaks_last])
