@@ -1,53 +1,12 @@
 """Attacks: an `Attack` plans runs, and a `Stepper` takes their steps for many images at a time (`stepper.py`).
 
 To add an attack, register a subclass of `Attack` in its own file, in this folder or anywhere else (then name the file
-in the configuration: `extensions: [my_attack.py]`)::
-
-    from dataclasses import dataclass
-
-    from mixednuts_dist.attacks.attack import Attack
-    from mixednuts_dist.attacks.stepper import Counts, Images, Run, SlotState, Stepper
-    from mixednuts_dist.config.register import ATTACKS
-    from mixednuts_dist.norms.random import hashed, uniform
-
-    @dataclass
-    class NoiseState(SlotState):
-        x: Images     # (S, C, H, W): one row per slot
-        key: Counts
-        n_tried: Counts
-
-    class NoiseSteps(Stepper[NoiseState]):
-        gradient_every = 0
-
-        def init(self, like):
-            return NoiseState.of(like)
-
-        def start(self, state, slots, batch):
-            state.x[slots], state.key[slots], state.n_tried[slots] = batch.x, batch.keys(self.seed), 0
-
-        def ask(self, state):
-            keys = hashed(state.key, state.n_tried, 1)[:, 0]
-            return self.ball.project(uniform(keys, state.x.shape[1:]), state.x)
-
-        def tell(self, state, x, result):
-            state.n_tried += 1
-            return state.n_tried >= 10
-
-    @ATTACKS("noise", describes="uniform noise, 10 draws", options=(), gradients=False)
-    class Noise(Attack):
-        name = "noise"
-        takes_gradient = False
-
-        @staticmethod
-        def passes(budget, n_classes):
-            return 10, 0
-
-        def runs(self):
-            return [Run(self.name, self.name, NoiseSteps(self.setting.threat, self.setting.seed))]
+in the configuration: `extensions: [my_attack.py]`). `examples/pgd.py` is a complete one.
 
 `options` lists the keys of the budget that the attack uses. The decorator also takes `norms` (by default, the attack
-supports all of them), `gradients=False` (the attack may run on black boxes) and `mixtures_only`. If a stepper has
-settings, declare them as fields of a frozen dataclass, because the runs of equal steppers share a batch.
+supports all of them), `gradients=False` (the attack may run on black boxes; then set `takes_gradient = False` and
+`Stepper.gradient_every = 0`) and `mixtures_only`. If a stepper has settings, declare them as fields of a frozen
+dataclass, because the runs of equal steppers share a batch.
 
 The scheduler does the rest: it gives free slots to waiting runs, counts passes, and continues with fewer slots if
 memory runs out. It keeps each run's point with the smallest margin and verifies it in float32 when the run is over.

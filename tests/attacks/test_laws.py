@@ -1,20 +1,18 @@
 """The laws of every registered attack."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks import attack as attack_module
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.entry import checked_labels
 from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
-from mixednuts_dist.config.register import ATTACKS, load_extensions
+from mixednuts_dist.config.register import ATTACKS
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.margins import signed_margin
@@ -138,35 +136,6 @@ def test_a_constant_classifier_is_not_broken_and_nothing_is_nan(attack: str) -> 
     found = autoattack(constant, x, torch.zeros(3).long(), threat=LINF, attacks=(attack,), budget=QUICK)
     assert bool(found.robust.all())
     assert bool(torch.isfinite(found.x_adv).all())
-
-
-def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) -> None:
-    """It runs in an ensemble, with the same bits in any order and partition, without torch's global generator."""
-    doc = attack_module.__doc__ or ""
-    lines = doc[doc.index("::\n") + 3 : doc.index("`options` lists")].splitlines()
-    file = tmp_path / "noise_attack.py"
-    file.write_text("\n".join(line.removeprefix("    ") for line in lines) + "\n")
-    try:
-        load_extensions([str(file)])
-        net, x = small_net(10, SHAPE), images(30, SHAPE)
-        y = net(x).argmax(dim=1)
-        options = {"threat": ThreatModel("L2", 2.0), "attacks": ("noise",), "batch_size": 8, "precision": "fp32"}
-        state = torch.random.get_rng_state()
-        whole = autoattack(net, x, y, **options)
-        assert torch.equal(torch.random.get_rng_state(), state)
-        assert 0 < int(whole.robust.sum()) < 30
-        order = [17, 3, 29]
-        part = autoattack(net, x[order], y[order], sample_ids=order, **options)
-        assert torch.equal(part.x_adv, whole.x_adv[order])
-        other = autoattack(net, x, y, sample_ids=range(100, 130), **options)
-        assert not torch.equal(other.x_adv, whole.x_adv)
-        ensemble = autoattack(net, x, y, budget=QUICK, **{**options, "attacks": ("noise", "apgd-ce")})
-        assert list(ensemble.survived) == ["noise", "apgd-ce"]
-        assert torch.equal(ensemble.survived["noise"], whole.robust)
-        assert int(ensemble.robust.sum()) < int(whole.robust.sum())
-    finally:
-        ATTACKS._made.pop("noise", None)
-        ATTACKS._added.pop("noise", None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -43,10 +43,21 @@ def test_pgd_iterates_equal_a_plain_loop(victim, example: Any) -> None:
     assert len(seen) == 21
 
 
-def test_pgd_keeps_the_best_point(victim) -> None:
+def test_pgd_keeps_the_contract_of_an_attack(victim) -> None:
+    """It runs in an ensemble, with the same bits in any order and partition, without torch's global generator."""
     model, x, y = victim()
-    found = autoattack(model, x, y, threat=LINF, attacks=("pgd-20",))
-    assert 0 < int(found.robust.sum()) < len(x)
-    assert torch.equal(found.robust, model(found.x_adv).argmax(dim=1) == y)
-    stronger = autoattack(model, x, y, threat=LINF, attacks=("apgd-ce", "apgd-t"))
-    assert int(stronger.robust.sum()) <= int(found.robust.sum())
+    options = {"threat": LINF, "attacks": ("pgd-20",), "batch_size": 8, "precision": "fp32"}
+    state = torch.random.get_rng_state()
+    whole = autoattack(model, x, y, **options)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert 0 < int(whole.robust.sum()) < len(x)
+    assert torch.equal(whole.robust, model(whole.x_adv).argmax(dim=1) == y)
+    order = [7, 3, 9]
+    part = autoattack(model, x[order], y[order], sample_ids=order, **options)
+    assert torch.equal(part.x_adv, whole.x_adv[order])
+    other = autoattack(model, x, y, sample_ids=range(100, 100 + len(x)), **options)
+    assert not torch.equal(other.x_adv, whole.x_adv)
+    ensemble = autoattack(model, x, y, **{**options, "attacks": ("pgd-20", "apgd-ce", "apgd-t")})
+    assert list(ensemble.survived) == ["pgd-20", "apgd-ce", "apgd-t"]
+    assert torch.equal(ensemble.survived["pgd-20"], whole.robust)
+    assert int(ensemble.robust.sum()) < int(whole.robust.sum())
