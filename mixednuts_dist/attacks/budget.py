@@ -63,10 +63,7 @@ class AttackBudget:
         """
         named = version_named(version)
         own = {
-            attack: {
-                key: max(n, self.n_restarts) if key == "n_restarts" else min(n, self.n_target_classes)
-                for key, n in each.items()
-            }
+            attack: {key: (max if key == "n_restarts" else min)(n, getattr(self, key)) for key, n in each.items()}
             for attack, each in named.own.get(norm, {}).items()
         }
         return replace(self, n_restarts=max(named.n_restarts, self.n_restarts), own=own)
