@@ -71,6 +71,9 @@ class Attack:
     # Attacks that run after this one and are reported under its name, unless the list of attacks contains them.
     followed_by: ClassVar[tuple[str, ...]] = ()
     takes_gradient: ClassVar[bool] = True
+    # Whether the attack depends on small differences, such as Square's between two losses, or FAB's to the decision
+    # boundary. If so, borderline images take its low-precision runs once more in float32.
+    repeats_in_float32: ClassVar[bool] = False
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -89,12 +92,3 @@ def runs_of(name: str, setting: Setting) -> list[Run]:
     """Return the runs of the attack that is registered as `name`, planned with the budget of this attack."""
     own = replace(setting, budget=setting.budget.of(name))
     return [replace(run, attack=name) for run in ATTACKS.get(name)(own).runs()]
-
-
-def with_float32_repeats(runs: Sequence[Run], setting: Setting) -> list[Run]:
-    """Return the runs and, if passes compute below float32, their repeats in float32 for borderline images.
-
-    Attacks that depend on small differences need these repeats: Square compares the losses of two queries, and FAB
-    works close to the decision boundary.
-    """
-    return [*runs, *(replace(run, float32=True, wanted=setting.is_borderline) for run in runs if setting.low_precision)]

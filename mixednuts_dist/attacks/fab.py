@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..norms.ball import ball_of, per_image
-from .attack import Attack, with_float32_repeats
+from .attack import Attack
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .hyperplane import project_on_plane
@@ -203,6 +203,7 @@ class Fab(Attack):
     """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
 
     name = "fab-t"
+    repeats_in_float32 = True
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
@@ -211,12 +212,11 @@ class Fab(Attack):
         return 2 * n_iterates, n_iterates
 
     def runs(self) -> Sequence[Run]:
-        """Return one run per target, with float32 repeats, because iterates are close to the decision boundary."""
+        """Return one run per target."""
         setting, budget = self.setting, self.setting.budget
         stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
         targets = range(1, budget.n_targets(setting.n_classes) + 1)
-        runs = [Run(self.name, f"{self.name}/{{rank}}", stepper, target, block=self.name) for target in targets]
-        return with_float32_repeats(runs, setting)
+        return [Run(self.name, f"{self.name}/{{rank}}", stepper, target, block=self.name) for target in targets]
 
 
 @ATTACKS(
@@ -227,6 +227,7 @@ class UntargetedFab(Attack):
     """FAB from the clean image, and for each further restart from a random point in half of the ball."""
 
     name = "fab"
+    repeats_in_float32 = True
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
@@ -239,5 +240,4 @@ class UntargetedFab(Attack):
         setting = self.setting
         stepper = UntargetedFabSteps(setting.threat, setting.seed, n_iter=setting.budget.n_iter)
         restarts = range(setting.budget.n_restarts)
-        runs = [Run(self.name, self.name, stepper, restart=restart, block=self.name) for restart in restarts]
-        return with_float32_repeats(runs, setting)
+        return [Run(self.name, self.name, stepper, restart=restart, block=self.name) for restart in restarts]

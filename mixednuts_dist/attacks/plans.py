@@ -23,10 +23,11 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     climbing = [position for position, kind in enumerate(kinds) if kind.climbs_to_the_end]
     for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
         runs = runs_of(name, setting)
-        if position <= min(climbing, default=position) and any(run.float32 for run in runs):
-            # No earlier attack shows which images are borderline, so all images take the float32 runs, and none takes
-            # the low-precision ones.
-            runs = [replace(run, wanted=None) for run in runs if run.float32]
+        if setting.low_precision and kind.repeats_in_float32:
+            if position > min(climbing, default=position):
+                runs += [replace(run, float32=True, wanted=setting.is_borderline) for run in runs]
+            else:  # no earlier attack shows which images are borderline, so all images take the float32 runs alone
+                runs = [replace(run, float32=True) for run in runs]
         plan += runs
         if setting.low_precision and position == max(climbing, default=None):
             plan += float32_runs(setting, name, [each for each in plan if isinstance(each.stepper, Apgd)])

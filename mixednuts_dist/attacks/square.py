@@ -22,7 +22,7 @@ from ..config.register import ATTACKS
 from ..norms.ball import TINY, Ball, per_image
 from ..norms.l1 import project_on_l1
 from ..norms.random import below, hashed
-from .attack import Attack, with_float32_repeats
+from .attack import Attack
 from .budget import AttackBudget
 from .losses import at, others
 from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
@@ -264,6 +264,7 @@ class Square(Attack):
 
     name = "square"
     takes_gradient = False
+    repeats_in_float32 = True
     loss_of: ClassVar[Literal["logits", "probabilities"]] = "logits"
 
     @staticmethod
@@ -271,10 +272,9 @@ class Square(Attack):
         return budget.n_queries + 1, 0
 
     def runs(self) -> Sequence[Run]:
-        """Return one search, with a float32 repeat, because rounding in bfloat16 hides small changes of the loss."""
         setting = self.setting
         stepper = SquareSteps(setting.threat, setting.seed, setting.budget.n_queries, self.loss_of)
-        return with_float32_repeats([Run(self.name, self.name, stepper)], setting)
+        return [Run(self.name, self.name, stepper)]
 
 
 @ATTACKS(
