@@ -60,4 +60,4 @@ def test_pgd_keeps_the_contract_of_an_attack(victim) -> None:
     ensemble = autoattack(model, x, y, **{**options, "attacks": ("pgd-20", "apgd-ce", "apgd-t")})
     assert list(ensemble.survived) == ["pgd-20", "apgd-ce", "apgd-t"]
     assert torch.equal(ensemble.survived["pgd-20"], whole.robust)
-    assert int(ensemble.robust.sum()) < int(whole.robust.sum())
+    assert int(ensemble.robust.sum()) <= int(whole.robust.sum())

@@ -3,6 +3,7 @@
 Nothing is lost when memory runs out, only verified points count, and an image's result does not depend on the others.
 """
 
+import gc
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -323,6 +324,19 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
         assert n_backward == whole.n_backward
     assert made == firsts * 2
     assert padding[2] < padding[0] / 2
+
+
+def test_finished_images_need_no_garbage_collector(victim) -> None:
+    model, x, y = victim(n=16)
+    engine = engine_of(model, x)
+    gc.collect()
+    gc.disable()
+    try:
+        for key in (0, 1):
+            engine.finish(key, lambda at: Group(x[at::2], y[at::2], range(at, 16, 2)))
+        assert not [each for each in gc.get_objects() if type(each) is ImageRecord]
+    finally:
+        gc.enable()
 
 
 def test_failed_groups_load_again_and_unwanted_ones_are_dropped(victim) -> None:
