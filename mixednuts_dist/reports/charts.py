@@ -85,31 +85,36 @@ def _bar(cell: Cell) -> Row:
 # --- clean against robust accuracy -----------------------------------------------------------------------------------
 
 
-def point(series: str, name: str, clean: Count | float, robust: Count | float) -> Row:
-    """Return a mark of a scatter; a count has its 95% interval as whiskers, a plain percentage has none."""
-    row: Row = {"series": series, "name": name}
-    for axis, found in (("clean", clean), ("robust", robust)):
-        percent, (low, high) = (found.percent, found.interval) if isinstance(found, Count) else (found, (found, found))
-        row |= {axis: percent, f"{axis}_low": low, f"{axis}_high": high}
-    return row
-
-
 def accuracy_scatter(
     series: Mapping[str, Sequence[tuple[str, Count | float, Count | float]]],
     *,
     curves: Mapping[str, Sequence[Span]] | None = None,
+    marks: Mapping[str, tuple[str, str]] | None = None,
+    called: Mapping[str, str] | None = None,
+    enlarged: Sequence[str] = (),
 ) -> Figure:
-    """Draw clean against robust accuracy in percent; the legend names each series.
+    """Draw clean against robust accuracy in percent, counts with 95% intervals; the legend names each series.
 
     Args:
         series: (name, clean, robust) of each mark, by series; a name that differs from its series is drawn at the mark.
-        curves: (clean %, robust %) by the name of a series, drawn as lines.
+        curves: (clean %, robust %) by the name of a series, drawn as lines with dots.
+        marks, called: as in `key`.
+        enlarged: series that a second panel shows larger; a dashed frame in the first panel marks this part.
     """
+    rows = [_mark(name, *each) for name, group in series.items() for each in group]
+    steps = [
+        {"series": name, "order": i, "clean": clean, "robust": robust}
+        for name, curve in (curves or {}).items()
+        for i, (clean, robust) in enumerate(curve)
+    ]
     names = list(dict.fromkeys([*series, *(curves or {})]))
-    marks = [point(name, *each) for name, group in series.items() for each in group]
-    paths = {name: [{"clean": x, "robust": y} for x, y in curve] for name, curve in (curves or {}).items()}
-    shown = window([*marks, *(step for curve in paths.values() for step in curve)])
-    return Figure([scatter_panel(marks, paths, key(names), shown)])
+    close = [_window([row for row in rows if row["series"] in enlarged])] if enlarged else []
+    return Figure(
+        [
+            _scatter_panel(rows, steps, key(names, marks, legend=i == 0, called=called), window, () if i else close)
+            for i, window in enumerate([_window([*rows, *steps]), *close])
+        ]
+    )
 
 
 def table_scatter(table: Table) -> Figure:
@@ -124,7 +129,16 @@ def table_scatter(table: Table) -> Figure:
     )
 
 
-def window(rows: Sequence[Row]) -> tuple[Span, Span]:
+def _mark(series: str, name: str, clean: Count | float, robust: Count | float) -> Row:
+    """Return a row of a scatter; a count has its 95% interval as whiskers, a plain percentage has none."""
+    row: Row = {"series": series, "name": name}
+    for axis, found in (("clean", clean), ("robust", robust)):
+        percent, (low, high) = (found.percent, found.interval) if isinstance(found, Count) else (found, (found, found))
+        row |= {axis: percent, f"{axis}_low": low, f"{axis}_high": high}
+    return row
+
+
+def _window(rows: Sequence[Row]) -> tuple[Span, Span]:
     """Return the part of [0, 100] x [0, 100] that holds these rows with their whiskers, and a little more."""
 
     def span(field: str) -> Span:
@@ -135,47 +149,37 @@ def window(rows: Sequence[Row]) -> tuple[Span, Span]:
     return span("clean"), span("robust")
 
 
-def scatter_panel(
-    marks: Sequence[Row],
-    curves: Mapping[str, Sequence[Row]],
+def _scatter_panel(
+    rows: Sequence[Row],
+    steps: Sequence[Row],
     marked: Mapping[str, Spec],
-    shown: tuple[Span, Span],
-    *,
-    layers: Sequence[Spec] = (),
-    title: str = "",
+    window: tuple[Span, Span],
+    frames: Sequence[tuple[Span, Span]],
 ) -> Spec:
-    """Draw one panel; marks inside the window are drawn whole even if they lie on its edge.
-
-    Args:
-        layers: further layers, drawn below the marks.
-    """
-    (left, right), (bottom, top) = shown
-    inside = [row for row in marks if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
-    x, y = accuracy_axes(shown)
-    color = {"color": marked["color"]}
-    steps = [{**row, "series": name, "order": i} for name, curve in curves.items() for i, row in enumerate(curve)]
-    line = {"x": x, "y": y, **color, "order": {"field": "order", "type": "quantitative"}}
-    across = {"x": {**x, "field": "clean_low"}, "x2": {"field": "clean_high"}, "y": y, **color}
-    along = {"x": x, "y": {**y, "field": "robust_low"}, "y2": {"field": "robust_high"}, **color}
-    named = [row for row in inside if row["name"] not in ("", row["series"])]
-    parts = [
-        *([layer("line", steps, line, clip=True, strokeWidth=1.3)] if steps else []),
-        layer("rule", inside, across, clip=True, opacity=0.7),
-        layer("rule", inside, along, clip=True, opacity=0.7),
-        *layers,
-        layer("point", inside, {"x": x, "y": y, **marked}, filled=True, size=75, opacity=1),
-        layer("text", named, {"x": x, "y": y, "text": {"field": "name"}}, align="left", dx=6, dy=-7),
-    ]
-    return panel(*parts, title=title, height=round(0.8 * PANEL))
-
-
-def accuracy_axes(shown: tuple[Span, Span]) -> tuple[Spec, Spec]:
-    """Return the channels of clean accuracy across and robust accuracy up."""
+    """Draw one panel; marks inside the window are drawn whole even if they lie on its edge."""
+    (left, right), (bottom, top) = window
+    inside = [row for row in rows if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
     x, y = (
         {**number(field, f"{field} accuracy (%)", domain=list(span)), "axis": {"tickCount": 5, "labelFlush": False}}
-        for field, span in zip(("clean", "robust"), shown, strict=True)
+        for field, span in zip(("clean", "robust"), window, strict=True)
     )
-    return x, y
+    place: Spec = {"x": x, "y": y, "color": marked["color"]}
+    line = {**place, "order": {"field": "order", "type": "quantitative"}}
+    across = {**place, "x": {**x, "field": "clean_low"}, "x2": {"field": "clean_high"}}
+    along = {**place, "y": {**y, "field": "robust_low"}, "y2": {"field": "robust_high"}}
+    corners = [{"clean": a, "clean_to": b, "robust": c, "robust_to": d} for (a, b), (c, d) in frames]
+    framed = {"x": x, "x2": {"field": "clean_to"}, "y": y, "y2": {"field": "robust_to"}}
+    named = [row for row in inside if row["name"] not in ("", row["series"])]
+    return panel(
+        layer("line", steps, line, clip=True, strokeWidth=1.3),
+        layer("circle", steps, place, clip=True, size=26, opacity=1),
+        layer("rule", inside, across, clip=True, opacity=0.7),
+        layer("rule", inside, along, clip=True, opacity=0.7),
+        layer("rect", corners, framed, fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1),
+        layer("point", inside, {**place, **marked}, filled=True, size=75, opacity=1),
+        layer("text", named, {"x": x, "y": y, "text": {"field": "name"}}, align="left", dx=6, dy=-7),
+        height=round(0.8 * PANEL),
+    )
 
 
 # --- histograms ------------------------------------------------------------------------------------------------------

@@ -102,16 +102,22 @@ def colors(names: Sequence[str], colored: Mapping[str, str] | None = None, *, le
 
 
 def key(
-    names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None = None, *, legend: bool = True, **more: Any
+    names: Sequence[str],
+    marks: Mapping[str, tuple[str, str]] | None = None,
+    *,
+    legend: bool = True,
+    called: Mapping[str, str] | None = None,
 ) -> dict[str, Spec]:
     """Return the channels color and shape of the field `series`, which share one legend.
 
     Args:
         marks: name -> (shape, color), by default for `std`, `rob` and `mixed`. Other names get unused marks.
         legend: False for a panel next to one that shows the legend.
+        called: name -> the name to show in the legend instead.
     """
     found = marks_of(names, marks)
-    color = colors(names, {name: mark[1] for name, mark in found.items()}, legend=legend, **more)
+    shown = {"labelExpr": f"{json.dumps(dict(called))}[datum.label] || datum.label"} if called else {}
+    color = colors(names, {name: mark[1] for name, mark in found.items()}, legend=legend, **shown)
     scale = {"domain": list(names), "range": [found[name][0] for name in names]}
     return {"color": color, "shape": {**color, "scale": scale}}
 
@@ -123,11 +129,6 @@ def marks_of(names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None =
     shapes, palette = ([each for each in every if each not in taken] for every in (SHAPES, PALETTE))
     others = [name for name in names if name not in own]
     return own | {name: (shapes[i % len(shapes)], palette[i % len(palette)]) for i, name in enumerate(others)}
-
-
-def called(names: Mapping[str, str]) -> Row:
-    """Return the option of a legend that replaces some of its names by others."""
-    return {"labelExpr": f"{json.dumps(dict(names))}[datum.label] || datum.label"} if names else {}
 
 
 def _svg(spec: Spec, prefix: str) -> str:

@@ -4,14 +4,12 @@ An entry is a function that receives the results of a run and returns a `Figure`
 chart from your own file appears on the page after the charts of this module, and is also written as a PDF.
 """
 
-from collections.abc import Sequence
-
 from ..config.register import CHARTS, CRITERIA
-from .charts import accuracy_axes, bars, lines, maps, point, scatter_panel, window
+from .charts import accuracy_scatter, bars, lines, maps
 from .counts import Count
-from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row, Span, called, key, layer
+from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row
 from .margins import split_histograms
-from .results import RunResults, kept_by_rounds, parameter_values, predicted
+from .results import RunResults, kept_by_rounds, predicted
 
 _PREDICTED, _ROUNDS = "predicted", "refinement rounds"
 _MARKS = {
@@ -43,47 +41,21 @@ def tradeoff(results: RunResults) -> Figure | None:
     """Draw clean against robust accuracy, predicted for every beta and measured."""
     if results.found is None:
         return None
-    curve = [
-        {**parameter_values(entry), **point(_PREDICTED, "", *predicted(entry))} for entry in results.search.entries
-    ]
-    marks = _measured_marks(results)
-    names = [name for name in _MARKS if name in {_PREDICTED, *(mark["series"] for mark in marks)}]
-    left = min([*(mark["clean_low"] for mark in marks), *(step["clean"] for step in curve)])
-    whole, close = ((max(0.0, left - 4), 100.0), (0.0, 100.0)), _close_window(curve, marks)
-    panels = []
-    for shown in (whole, close):
-        x, y = accuracy_axes(shown)
-        dots = {"clip": True, "size": 26, "opacity": 1, "color": CLASSIFIER_COLORS["mixed"]}
-        layers = [layer("circle", curve, {"x": x, "y": y}, **dots)]
-        if shown is whole:
-            (x_low, x_high), (y_low, y_high) = close
-            corners = {"clean": x_low, "clean_to": x_high, "robust": y_low, "robust_to": y_high}
-            sides = {"x": x, "x2": {"field": "clean_to"}, "y": y, "y2": {"field": "robust_to"}}
-            dashes = {"fillOpacity": 0, "stroke": "#8b929b", "strokeDash": [3, 3], "strokeWidth": 1}
-            layers.append(layer("rect", [corners], sides, **dashes))
-        marked = key(names, _MARKS, legend=shown is whole, **called(results.names))
-        panels.append(scatter_panel(marks, {_PREDICTED: curve}, marked, shown, layers=layers))
-    return Figure(panels)
-
-
-def _measured_marks(results: RunResults) -> list[Row]:
-    """Return the base and mixed classifiers, and what the refinement rounds measured at other betas."""
-    own = [point(row.classifier, row.classifier, row.clean, row.robust) for row in results.accuracy]
     by_beta = results.search.by_beta()
-    rounds = [
-        point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_searched))
+    measured = {row.classifier: [(row.classifier, row.clean, row.robust)] for row in results.accuracy}
+    other_betas = [
+        (f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_searched))
         for beta, kept in kept_by_rounds(results.search).items()
         if beta != results.parameters.beta
     ]
-    return [*own, *rounds]
-
-
-def _close_window(curve: Sequence[Row], marks: Sequence[Row]) -> tuple[Span, Span]:
-    """Return a window with `rob`, `mixed`, their intervals, and the curve down to 10 points below them."""
-    near = [mark for mark in marks if mark["series"] != "std"]
-    floor = min(mark["robust_low"] for mark in near) - 10
-    steps = [{"clean": step["clean"], "robust": step["robust"]} for step in curve if step["robust"] >= floor]
-    return window([*near, *steps])
+    curve = [(clean.percent, robust.percent) for clean, robust in map(predicted, results.search.entries)]
+    return accuracy_scatter(
+        {**measured, **({_ROUNDS: other_betas} if other_betas else {})},
+        curves={_PREDICTED: curve},
+        marks=_MARKS,
+        called=results.names,
+        enlarged=("rob", "mixed", _ROUNDS),
+    )
 
 
 @CHARTS(

@@ -9,7 +9,7 @@ Shapes: N images of a batch, K classes.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -109,44 +109,36 @@ def margin_splits(margins: Margins, log_cutoff: float) -> tuple[MarginSplit, ...
     )
 
 
-def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """Return the median margin on attacked and correct images over that on clean and wrong ones.
+class Contrast(NamedTuple):
+    """The medians of two groups of a classifier compared: attacked and correct images, and clean and wrong ones.
 
-    Mixing depends on this ratio, because scaling all margins scales the margin threshold too. None if a group is empty.
+    Mixing depends on the ratio, because scaling all margins scales the margin threshold too. If M takes all margins
+    close to 1, `ratio_to_1` shows how well a threshold separates the groups. All are None if a group is empty.
     """
-    attacked_right, clean_wrong = _two_groups(groups, classifier, "median")
-    return attacked_right / clean_wrong if attacked_right is not None and clean_wrong else None
+
+    ratio: float | None  # median margin on attacked and correct images over that on clean and wrong ones
+    ratio_to_1: float | None  # median of 1 - margin on clean and wrong images over that on attacked and correct ones
+    gap: float | None  # difference of the median margins, which the paper reports
 
 
-def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """Return the difference of the same two medians, which the paper reports."""
-    attacked_right, clean_wrong = _two_groups(groups, classifier, "median")
-    return None if attacked_right is None or clean_wrong is None else attacked_right - clean_wrong
+def contrast(groups: Iterable[MarginGroup], classifier: str) -> Contrast:
+    """Compare the two groups that a margin threshold on this classifier should separate."""
+    found = {(group.images, group.correct): group for group in groups if group.classifier == classifier}
+    right, wrong = found["attacked", True], found["clean", False]
 
+    def ratio(above: float | None, below: float | None) -> float | None:
+        return above / below if above is not None and below else None
 
-def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """Return the median of 1 - margin on clean and wrong images over that on attacked and correct ones.
-
-    If M takes all margins close to 1, this ratio shows how well a threshold separates the groups. None if a group is
-    empty or the median on attacked and correct images is 0.
-    """
-    attacked_right, clean_wrong = _two_groups(groups, classifier, "distance")
-    return clean_wrong / attacked_right if clean_wrong is not None and attacked_right else None
-
-
-def _two_groups(groups: Iterable[MarginGroup], classifier: str, value: str) -> list[float | None]:
-    """Return a value of the groups "attacked and correct" and "clean and wrong" of a classifier."""
-    found = {(group.images, group.correct): getattr(group, value) for group in groups if group.classifier == classifier}
-    return [found.get(kind) for kind in _SPLIT]
+    gap = None if right.median is None or wrong.median is None else right.median - wrong.median
+    return Contrast(ratio(right.median, wrong.median), ratio(wrong.distance, right.distance), gap)
 
 
 def medians_table(groups: Sequence[MarginGroup]) -> Table:
     """List the four medians of each classifier, the two ratios, and the difference that the paper reports."""
     rows: list[list[Cell]] = [
-        [name, *(group.median for group in groups if group.classifier == name), margin_ratio(groups, name),
-         distance_ratio(groups, name), margin_gap(groups, name)]
+        [name, *(group.median for group in groups if group.classifier == name), *contrast(groups, name)]
         for name in CLASSIFIERS
-    ]  # fmt: skip
+    ]
     kinds = [f"{images}, {side}" for images in IMAGES for side in ("right", "wrong")]
     columns = ["classifier", *kinds, "ratio", "ratio to 1", "gap"]
     printed = ["classifier", "clean, wrong", "attacked, right", "ratio", "ratio to 1"]
@@ -155,12 +147,11 @@ def medians_table(groups: Sequence[MarginGroup]) -> Table:
 
 def split_table(splits: Sequence[MarginSplit]) -> Table:
     """List the images that the margin threshold keeps and leaves to the standard classifier, for each form of `rob`."""
+    columns = ["margins of", "attacked, correct: at or above the threshold", "clean, wrong: below it, left to std"]
     rows: list[list[Cell]] = [
         [split.form, split.kept, split.left_to_std, math.exp(split.log_cutoff)] for split in splits
     ]
-    return Table(
-        ["margins of", "attacked_right_kept", "clean_wrong_left_to_std", "one_minus_cutoff"], rows, bold="rob+M"
-    )
+    return Table([*columns, "1 − threshold"], rows, bold="rob+M")
 
 
 def split_sentence(splits: Sequence[MarginSplit]) -> str:
@@ -184,16 +175,16 @@ def split_sentence(splits: Sequence[MarginSplit]) -> str:
 
 def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
     """Compare two medians in one sentence, as in the paper, or explain why that is impossible."""
-    raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
-    if raw is None or mapped is None:
+    raw, mapped = contrast(groups, "rob"), contrast(groups, "rob+M")
+    if raw.ratio is None or mapped.ratio is None:
         return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
     rob = (
-        f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images "
-        "that it gets wrong; "
+        f"rob's median margin is {raw.ratio:.2g} times as large on attacked images that it gets right as on clean "
+        "images that it gets wrong; "
     )
-    if mapped > raw:
-        return f"{rob}after M it is {mapped:.2g} times as large."
-    farther, before = distance_ratio(groups, "rob+M"), distance_ratio(groups, "rob")
+    if mapped.ratio > raw.ratio:
+        return f"{rob}after M it is {mapped.ratio:.2g} times as large."
+    farther, before = mapped.ratio_to_1, raw.ratio_to_1
     if farther is None or before is None or farther <= before:
         return f"{rob}M separates the two medians no further."
     return (

@@ -29,16 +29,7 @@ from .counts import (
     weight_text,
 )
 from .image_rows import read_batches
-from .margins import (
-    CLASSIFIERS,
-    MarginGroup,
-    Margins,
-    MarginSplit,
-    margin_gap,
-    margin_groups,
-    margin_ratio,
-    margin_splits,
-)
+from .margins import CLASSIFIERS, MarginGroup, Margins, MarginSplit, contrast, margin_groups, margin_splits
 from .results_file import AccuracyRow, ResultsFile, StageCost, SurvivalStep
 from .table import Cell, Table
 from .worst_images import WorstImage, worst_images
@@ -135,21 +126,16 @@ class RunResults:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `results.json`; `ResultsFile` is its schema."""
-        run = {name: getattr(self, name) for name in ("name", "dataset", "std", "rob", "threat")}
+        own = {name: value for name, value in vars(self).items() if name not in ("kept", "margins")}
         content: dict[str, Any] = {
+            **own,
             "format": ResultsFile.model_fields["format"].default,
-            "run": {"id": self.run_id, **run},
+            "run": {**own, "id": self.run_id},
             "n_images": self.n_images,
             "summary": " ".join(summary_sentences(self)),
-            "provenance": self.provenance,
             "accuracy": {row.classifier: row for row in self.accuracy},
             "stages": {row.classifier: row for row in self.stages},
-            "tables": self.tables,
-            "survival": self.survival,
-            "costs": self.costs,
-            "seconds": self.seconds,
             "seconds_total": sum(self.seconds.values()),
-            "notes": self.notes,
             **(self._searched() if self.found else {}),
         }
         plain: dict[str, Any] = json.loads(ResultsFile(**content).model_dump_json(exclude_unset=True))
@@ -173,8 +159,8 @@ class RunResults:
             "tradeoff": {"predicted": [prediction(entry) for entry in search.entries]},
             "margins": {
                 "medians": self.margins,
-                "ratios": {name: margin_ratio(self.margins, name) for name in CLASSIFIERS},
-                "gaps": {name: margin_gap(self.margins, name) for name in CLASSIFIERS},
+                "ratios": {name: contrast(self.margins, name).ratio for name in CLASSIFIERS},
+                "gaps": {name: contrast(self.margins, name).gap for name in CLASSIFIERS},
                 "splits": self.splits,
             },
             "worst_images": self.worst,

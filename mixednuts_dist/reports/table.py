@@ -1,6 +1,6 @@
 """Tables that are written to the terminal, CSV, LaTeX, Markdown and HTML with the same columns, rows and numbers.
 
-A column has a name for scripts (`one_minus_alpha`). `HEADINGS` has the heading of a column in words and in LaTeX.
+A column has a name for scripts (`one_minus_alpha`). `HEADINGS` has headings that differ from the name.
 """
 
 import csv
@@ -21,27 +21,19 @@ from .templates import rendered
 
 Cell = str | int | float | Count | None
 
-HEADINGS: dict[str, tuple[str, str]] = {
-    "beta": ("beta", r"$\beta$"),
-    "s": ("s", "$s$"),
-    "p": ("p", "$p$"),
-    "c": ("c", "$c$"),
-    "alpha": ("alpha", r"$\alpha$"),
-    "one_minus_alpha": ("1 − alpha", r"$1-\alpha$"),
-    "attacked_right_kept": ("attacked, correct: at or above the threshold", "Attacked, correct, kept"),
-    "clean_wrong_left_to_std": ("clean, wrong: below it, left to std", "Clean, wrong, left to std"),
-    "one_minus_cutoff": ("1 − threshold", "$1-q$"),
-    "ln_k": ("LayerNorm over", "LayerNorm over"),
-    "sample_id": ("image", "Image"),
-    "gpu_seconds": ("GPU time", "GPU time"),
-    "core_seconds": ("core time", "Core time"),
-    "seconds": ("time", "Time"),
-    "gpu_hours": ("GPU-hours", "GPU-hours"),
-    "core_hours": ("core-hours", "Core-hours"),
-    "robust_predicted": ("robust, predicted", "Robust, predicted"),
-    "kept_predicted": ("predicted retention", "Predicted retention"),
-    "kept_measured": ("achieved retention", "Achieved retention"),
+HEADINGS = {
+    "one_minus_alpha": "1 − alpha",
+    "sample_id": "image",
+    "seconds": "time",
+    "gpu_hours": "GPU-hours",
+    "core_hours": "core-hours",
+    "robust_predicted": "robust, predicted",
+    "kept_predicted": "predicted retention",
+    "kept_measured": "achieved retention",
 }
+_LATEX = {
+    **{name: f"${name}$" for name in "spc"}, "beta": r"$\beta$", "alpha": r"$\alpha$", "one_minus_alpha": r"$1-\alpha$",
+}  # fmt: skip
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "β": r"$\beta$",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -184,14 +176,12 @@ def print_table(table: Table, console: Console, title: str = "") -> None:
 
 def heading(name: str) -> str:
     """Return the heading of a column for people."""
-    return HEADINGS[name][0] if name in HEADINGS else name.replace("_", " ")
+    return HEADINGS.get(name, name.replace("_", " "))
 
 
 def _latex_heading(name: str) -> str:
-    if name in HEADINGS:
-        return HEADINGS[name][1]
-    words = name.replace("_", " ")
-    return latex_text(words[:1].upper() + words[1:])
+    words = heading(name)
+    return _LATEX.get(name) or latex_text(words[:1].upper() + words[1:])
 
 
 def _csv_cells(cell: Cell, width: int) -> list[Any]:

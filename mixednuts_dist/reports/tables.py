@@ -60,7 +60,7 @@ def cost_table(results: RunResults) -> Table:
         for cost in results.costs
     ]  # fmt: skip
     columns = [
-        "stage", "images", "partitions", "nodes", "core_seconds", "gpu_seconds", "seconds", "passes forward",
+        "stage", "images", "partitions", "nodes", "core time", "GPU time", "time", "passes forward",
         "passes backward",
     ]  # fmt: skip
     return Table(columns, rows)
@@ -96,11 +96,7 @@ def file_name(title: str) -> str:
 def print_results(results: RunResults, console: Console | None = None) -> None:
     """Print the whole report, by default on the standard output."""
     console = console or Console()
-    console.print(_report(results, console.width), highlight=False)
-
-
-def _report(results: RunResults, width: int) -> Group:
-    std = f"std = {results.std}\n" if results.std else ""
+    width, std = console.width, f"std = {results.std}\n" if results.std else ""
     parts: list[RenderableType] = [
         Text(f"{results.name}  ({results.run_id})", style="bold"),
         Text(f"{results.dataset}, {results.n_images} images, {results.threat}\n{std}rob = {results.rob}\n"),
@@ -123,4 +119,4 @@ def _report(results: RunResults, width: int) -> Group:
         for note in results.notes:
             notes.add_row("-", Text(note))
         parts += [Text(), Text("Notes", style="bold"), notes]
-    return Group(*parts)
+    console.print(Group(*parts), highlight=False)

@@ -20,7 +20,6 @@ from ..config.register import CRITERIA
 from ..config.run_config import RunConfig, digest
 from ..config.search_config import grid_values
 from ..distributed.executor import Executor
-from ..distributed.tasks import Task
 from ..errors import ConfigError
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture, robust_lower_bound, tempered_log_probs
@@ -179,16 +178,14 @@ class Bench:
     def measured(self, label: str, mixture: Mixture | None = None, **changes: Any) -> Measured:
         """Attack a mixed classifier (by default the deployed one) adaptively, with some keys of `evaluate` changed."""
         evaluate = self.budget.with_changes(**changes)
-        part = self._part(self.run)
-        part = replace(part, config=part.config.with_changes(evaluate=evaluate))
+        part = replace(self._part(self.run), config=self.config.with_changes(evaluate=evaluate))
         task = stage_of(part.config, "evaluate").task(part)
-        used = mixture or self.deployed()
-        key = digest({"evaluate": task.content_hash, "mixture": used.settings()})
-        mixture = replace(used, surrogate_alpha=self.search.surrogate_alpha, rd=evaluate.rd)
+        mixture = mixture or self.deployed()
+        key = digest({"evaluate": task.content_hash, "mixture": mixture.settings()})
+        mixture = replace(mixture, surrogate_alpha=self.search.surrogate_alpha, rd=evaluate.rd)
         task = replace(task, mixture=mixture, content_hash=key, stage=f"studies/rows/{key}")
-        self._complete(part, task, label)
-        steps = steps_of(part)
-        records = read_evaluate_records(part.rows, part.partitions, key, steps, stage=task.stage)
+        run_partitions(part, task, self.executor, self.progress, label=label)
+        records = read_evaluate_records(part.rows, part.partitions, key, steps_of(part), stage=task.stage)
         clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
         return Measured(clean_N, records.robust_N, records.survived)
 
@@ -212,7 +209,7 @@ class Bench:
             about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
             key = digest({"attack": part.attack_content_hash, "changed": attack.model_dump(mode="json"), **about})
             task = replace(task, content_hash=key, stage=f"studies/rows/{key}")
-        self._complete(part, task, label)
+        run_partitions(part, task, self.executor, self.progress, label=label)
         return read_attack_records(part.rows, part.partitions, task.content_hash, stage=task.stage)
 
     def other_rows(self, rob: str) -> AttackRecords:
@@ -247,9 +244,6 @@ class Bench:
         most = min(most, opened.searched.n_images)
         wanted = inputs.n_images if self.full else -(-REDUCED_IMAGES // size) * size
         return replace(opened, first=min(wanted, most, inputs.n_images))
-
-    def _complete(self, part: Run, task: Task, label: str) -> None:
-        run_partitions(part, task, self.executor, self.progress, label=label)
 
 
 def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..config.register import STUDIES
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap, LogitTransform, layer_norm_logits
-from ..reports.charts import table_bars
 from ..reports.counts import count
 from ..reports.drawing import Figure, Row, colors, layer, number, panel
 from ..reports.margins import grouped_margins, margin_groups, margin_histograms, medians_table, ratio_sentence
@@ -150,11 +149,10 @@ def confidence(bench: Bench) -> Outcome:
         clean, robust = count(found.rob_correct), count(~found.rob_broken_N)
         medians = _medians(found.rob_clean_NK, found.rob_attacked_NK, found.labels_N, ln_k)
         rows.append({"classifier": name, "clean accuracy": clean, "robust accuracy": robust, **medians})
-    table = Table.of(rows)
-    findings = tuple(_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows)
-    figure = table_bars(table, *_GROUPS, value="median margin after LayerNorm")
-    remarks = ("MMAA attacks all of them, and minimizes their margins after LayerNorm.", *bench.mmaa_reduction)
-    return Outcome(table, figure, findings, (*remarks, *few_robs(bench)))
+    findings = [_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows]
+    attack = "MMAA attacks all of them, and minimizes their margins after LayerNorm."
+    remarks, value = (attack, *bench.mmaa_reduction, *few_robs(bench)), "median margin after LayerNorm"
+    return Outcome.with_bars(rows, *_GROUPS, value=value, findings=findings, remarks=remarks)
 
 
 def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> dict[str, Cell]:

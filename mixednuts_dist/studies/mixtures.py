@@ -10,7 +10,7 @@ from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitTransform
-from ..reports.charts import accuracy_scatter, table_bars, table_scatter
+from ..reports.charts import accuracy_scatter, table_scatter
 from ..reports.counts import Count, count, minus, points_text, share_text
 from ..reports.table import Cell, Table
 from .bench import Bench, at_clean_accuracy, clean_correct, robust_bound, select, subset, weighted
@@ -71,8 +71,7 @@ def error_rates(bench: Bench) -> Outcome:
         findings.append(
             f"On {name} images the errors go from {before.correct} to {after.correct} of {after.total}, {relative}."
         )
-    table = Table.of(rows)
-    return Outcome(table, table_bars(table, "rob's errors", "mixed's errors", value="errors (%)"), tuple(findings))
+    return Outcome.with_bars(rows, "rob's errors", "mixed's errors", value="errors (%)", findings=findings)
 
 
 @STUDIES("efficiency", section="C.2, tab:efficiency, fig:compare", order=11)
@@ -207,20 +206,18 @@ def trade_off(bench: Bench) -> Outcome:
         "MixedNUTS": _searched(bench, betas),
         "Mixed": {beta: replace(mixture, temperature=1.0) for beta, mixture in plain.items()},
     }
-    tried, marks = dict[str, Mixture](), dict[str, list[tuple[str, Count, Count]]]()
+    rows, marks = list[dict[str, Cell]](), dict[str, list[tuple[str, Count, Count]]]()
     for family, mixtures in families.items():
-        tried |= {f"{family}, beta = {b:g}": mixtures[b] for b in TRADE_OFF_BETAS if b in mixtures}
-    cells = {name: {"alpha": mixture.alpha, **on_all(bench, mixture)} for name, mixture in tried.items()}
-    found = {name: bench.measured(f"mixed classifier: {name}", mixture).cells() for name, mixture in tried.items()}
-    for name, one in found.items():
-        family, _, beta = name.partition(", beta = ")
-        marks.setdefault(family, []).append((beta, one["clean"], one["robust"]))
+        for beta in (beta for beta in TRADE_OFF_BETAS if beta in mixtures):
+            name, mixture = f"{family}, beta = {beta:g}", mixtures[beta]
+            one = bench.measured(f"mixed classifier: {name}", mixture).cells()
+            rows.append({"classifier": name, **one, "alpha": mixture.alpha, **on_all(bench, mixture)})
+            marks.setdefault(family, []).append((f"{beta:g}", one["clean"], one["robust"]))
     bases = _base_classifiers(bench)
     curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
     figure = accuracy_scatter({**marks, **{base[0]: [base] for base in bases}}, curves=curves)
-    rows: list[dict[str, Cell]] = [{"classifier": name, **one, **cells[name]} for name, one in found.items()]
-    nothing = dict.fromkeys(next(iter(cells.values())))
-    rows += [{"classifier": name, "clean": clean, "robust": robust, **nothing} for name, clean, robust in bases]
+    nothing = dict.fromkeys(rows[0])
+    rows += [{**nothing, "classifier": name, "clean": clean, "robust": robust} for name, clean, robust in bases]
     remarks = (
         "Mixed is equation 1 of the paper at each beta: no transformation and T = 1.",
         "Lines: predicted on the measured images for every beta of the configuration.",

@@ -4,9 +4,8 @@ from typing import Any
 
 from ..config.register import STUDIES
 from ..errors import InvalidInputError
-from ..reports.charts import table_bars
 from ..reports.counts import compared, count, images_text
-from ..reports.table import Cell, Table
+from ..reports.table import Cell
 from ..selection.choice import Choice
 from ..storage.records import AttackRecords
 from .bench import Bench, only, robust_bound, select
@@ -27,7 +26,7 @@ def surrogate(bench: Bench) -> Outcome:
     }
     before = {name: one.survived[white_box[-1]] for name, one in found.items()}
     extra = {name: int((before[name] & ~one.survived["square"]).sum()) for name, one in found.items()}
-    table = Table.of(
+    rows: list[dict[str, Cell]] = [
         {
             "surrogate": name,
             "robust": count(one.robust_N),
@@ -35,31 +34,30 @@ def surrogate(bench: Bench) -> Outcome:
             "after the white-box attacks": count(before[name]),
         }
         for name, one in found.items()
-    )
+    ]
     findings = (
         compared("Robust", ("r_d = 0", found["r_d = 0"].robust_N), ("r_d = 0.9", found["r_d = 0.9"].robust_N)),
         f"Square breaks {images_text(extra['r_d = 0.9'])} that the white-box attacks left at r_d = 0.9, and "
         f"{extra['r_d = 0']} at r_d = 0.",
     )
-    square = (f"Square has {bench.budget.n_queries} queries.", WITHOUT_JOINT)
-    figure = table_bars(table, "after the white-box attacks", "robust")
-    return Outcome(table, figure, findings, (*bench.reduction, *square))
+    remarks = (*bench.reduction, f"Square has {bench.budget.n_queries} queries.", WITHOUT_JOINT)
+    return Outcome.with_bars(rows, "after the white-box attacks", "robust", findings=findings, remarks=remarks)
 
 
 @STUDIES("bypass", section="B.2.2", order=8)
 def bypass(bench: Bench) -> Outcome:
     """Compare transfer from f_aux with the direct gradient bypass."""
     found = {mode: bench.measured(f"mode {mode}", mode=mode, **AS_PUBLISHED) for mode in ("transfer", "bypass")}
-    table = Table.of(
+    rows: list[dict[str, Cell]] = [
         {"mode": mode, "robust": count(one.robust_N), "clean": count(one.clean_N)} for mode, one in found.items()
-    )
+    ]
     both_N = found["transfer"].robust_N & found["bypass"].robust_N
     findings = (
         compared("Robust", ("transfer", found["transfer"].robust_N), ("bypass", found["bypass"].robust_N)),
         f"Under both modes together, {int(both_N.sum())} of {both_N.numel()} images remain robust.",
     )
-    figure = table_bars(table, "robust", value="images right under attack (%)")
-    return Outcome(table, figure, findings, (*bench.reduction, WITHOUT_JOINT))
+    remarks, value = (*bench.reduction, WITHOUT_JOINT), "images right under attack (%)"
+    return Outcome.with_bars(rows, "robust", value=value, findings=findings, remarks=remarks)
 
 
 @STUDIES("approximation", section="D.9", order=24)
@@ -91,11 +89,9 @@ def approximation(bench: Bench) -> Outcome:
             ("against h-M", kept["h-M"]),
         ),
     )
-    table = Table.of(rows)
     remarks = ("The objective is the paper's, at the run's own s, p and c.", *bench.mmaa_reduction)
-    return Outcome(
-        table, table_bars(table, "objective (%)", value="objective (%), smaller is better"), findings, remarks
-    )
+    value = "objective (%), smaller is better"
+    return Outcome.with_bars(rows, "objective (%)", value=value, findings=findings, remarks=remarks)
 
 
 def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:

@@ -9,8 +9,9 @@ from ..config.register import STUDIES
 from ..config.uris import ClassifierSource
 from ..errors import InvalidInputError
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap
-from ..reports.charts import lines, table_bars
+from ..reports.charts import lines
 from ..reports.counts import compared, count, share_text
+from ..reports.drawing import Row
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice
 from ..storage.records import AttackRecords
@@ -49,43 +50,32 @@ def parameter_transfer(bench: Bench) -> Outcome:
         for name, hits_N in right.items()
         if name != ours and ours in right
     ]
-    table = Table.of(rows)
-    figure = table_bars(table, columns[4], value=f"clean accuracy of mixed with {ours} (%)")
-    remarks = (*bench.mmaa_reduction, "s, p and c are reused, and alpha is found again on the run's own rows.")
-    return Outcome(table, figure, tuple(findings), (*remarks, *few_robs(bench)))
+    reused = "s, p and c are reused, and alpha is found again on the run's own rows."
+    remarks, value = (*bench.mmaa_reduction, reused, *few_robs(bench)), f"clean accuracy of mixed with {ours} (%)"
+    return Outcome.with_bars(rows, columns[4], value=value, findings=findings, remarks=remarks)
 
 
 @STUDIES("base-choice", section="D.6", order=21)
 def base_choice(bench: Bench) -> Outcome:
     """Compare the accuracy of robust classifiers at a minimum margin under attack (--rob)."""
     found = {rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
-    kept = {
-        name: {
-            margin: count(~rows.rob_broken_N & (-torch.expm1(rows.log_one_minus_margin_N) >= margin))
-            for margin in MARGINS
-        }
-        for name, rows in found.items()
+    rows: dict[str, dict[str, Cell]] = {
+        name: {"rob": name, "clean": count(each.rob_correct)} for name, each in found.items()
     }
-    table = Table.of(
-        {
-            "rob": name,
-            "clean": count(found[name].rob_correct),
-            **{f"margin {margin:g}": robust for margin, robust in counts.items()},
-        }
-        for name, counts in kept.items()
-    )
-    findings = []
+    findings, shown = list[str](), list[Row]()
     for margin in MARGINS:
-        best = max(kept, key=lambda name: kept[name][margin].correct)
-        each = ", ".join(f"{name} {counts[margin].correct} of {counts[margin].total}" for name, counts in kept.items())
-        findings.append(f"Robust with a margin of at least {margin:g}: {best} leads, {each}.")
-    shown = [
-        {"x": margin, "y": robust.percent, "series": name}
-        for name, counts in kept.items()
-        for margin, robust in counts.items()
-    ]
+        kept = {
+            name: count(~each.rob_broken_N & (-torch.expm1(each.log_one_minus_margin_N) >= margin))
+            for name, each in found.items()
+        }
+        best = max(kept, key=lambda name: kept[name].correct)
+        counts = ", ".join(f"{name} {robust.correct} of {robust.total}" for name, robust in kept.items())
+        findings.append(f"Robust with a margin of at least {margin:g}: {best} leads, {counts}.")
+        for name, robust in kept.items():
+            rows[name][f"margin {margin:g}"] = robust
+            shown.append({"x": margin, "y": robust.percent, "series": name})
     figure = lines(shown, x="margin of LayerNormed rob under MMAA", y="images robust with that margin (%)")
-    return Outcome(table, figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
+    return Outcome(Table.of(rows.values()), figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
 
 
 @STUDIES("black-box", section="D.5", order=19)
@@ -114,28 +104,23 @@ def black_box(bench: Bench) -> Outcome:
 @STUDIES("base-accuracy", section="C.1, tab:base_acc", order=10)
 def base_accuracy(bench: Bench) -> Outcome:
     """Measure the accuracy of h, h-LN, and h-M alone."""
-    transform = bench.deployed().transform
-    rows = bench.rows
+    transform, plain, stored = bench.deployed().transform, IdentityTransform(), bench.rows
     attacked = {
-        "h": ~bench.attacked("MMAA on h", IdentityTransform()).rob_broken_N,
+        "h": ~bench.attacked("MMAA on h", plain).rob_broken_N,
         "h-LN": ~bench.first_rows.rob_broken_N,
         "h-M": ~bench.attacked("MMAA on h-M", transform).rob_broken_N,
     }
-    maps: dict[str, LogitMap] = {
-        "h": IdentityTransform(),
-        "h-LN": LayerNormTransform(bench.search.ln_k),
-        "h-M": transform,
-    }
-    clean = {name: each(rows.rob_clean_NK).argmax(dim=1) == rows.labels_N for name, each in maps.items()}
-    table = Table.of(
-        [{"classifier": name, "clean": count(clean[name]), "attacked": count(attacked[name])} for name in maps]
-    )
+    maps: dict[str, LogitMap] = {"h": plain, "h-LN": LayerNormTransform(bench.search.ln_k), "h-M": transform}
+    clean = {name: each(stored.rob_clean_NK).argmax(dim=1) == stored.labels_N for name, each in maps.items()}
+    rows: list[dict[str, Cell]] = [
+        {"classifier": name, "clean": count(clean[name]), "attacked": count(attacked[name])} for name in maps
+    ]
     findings = (
         compared("Clean", ("h", clean["h"]), ("h-M", clean["h-M"])),
         compared("Attacked", ("h", attacked["h"]), ("h-M", attacked["h-M"])),
         compared("Attacked", ("h-LN", attacked["h-LN"]), ("h-M", attacked["h-M"])),
     )
-    return Outcome(table, table_bars(table, "clean", "attacked"), findings, bench.mmaa_reduction)
+    return Outcome.with_bars(rows, "clean", "attacked", findings=findings, remarks=bench.mmaa_reduction)
 
 
 def rob_name(uri: str) -> str:

@@ -4,12 +4,13 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ..config.register import STUDIES
 from ..config.search_config import RangeConfig
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
-from ..reports.charts import accuracy_scatter, lines, maps, table_bars
+from ..reports.charts import accuracy_scatter, lines, maps
 from ..reports.counts import compared, count
 from ..reports.drawing import Figure
 from ..reports.results import predicted
@@ -55,18 +56,18 @@ def clamps(bench: Bench) -> Outcome:
     configured = bench.grid()
     linear = replace(configured, biases=(0.0,), scales=LINEAR_SCALES.values(), powers=LINEAR_POWERS.values())
     rows: list[dict[str, Cell]] = []
-    right, objectives = {}, {}
+    right, objectives = {}, []
     for clamp in CLAMPS:
         grid = replace(linear if clamp == "linear" else configured, clamp=clamp)
         best = select(bench.rows, grid, "paper").for_beta(bench.beta)
         right[clamp] = clean_correct(best.mixture(), bench.rows)
-        objectives[clamp] = best.objective
+        objectives.append(best.objective)
         cells = chosen_cells(best) | ({"c": None} if clamp == "linear" else {})
         measured: dict[str, Cell] = {"objective": best.objective, "clean, exact": count(right[clamp])}
         rows.append({"clamp": clamp, **cells, "beta": best.beta, **measured})
     n_wrong = int((~bench.rows.rob_correct).sum())
     findings = (
-        f"The optimal objective lies between {min(objectives.values()):.3f} and {max(objectives.values()):.3f} of the "
+        f"The optimal objective lies between {min(objectives):.3f} and {max(objectives):.3f} of the "
         f"{n_wrong} clean images on which rob is wrong: one image is {1 / max(1, n_wrong):.3f}.",
         compared("Clean accuracy of mixed", ("GELU", right["gelu"]), ("linear", right["linear"])),
         compared("Clean accuracy of mixed", ("GELU", right["gelu"]), ("ReLU", right["relu"])),
@@ -76,8 +77,8 @@ def clamps(bench: Bench) -> Outcome:
         f"For the linear clamp c is 0 and, as in the paper, p may be larger: {LINEAR_POWERS.min:g} to "
         f"{LINEAR_POWERS.max:g}, s from {LINEAR_SCALES.min:g}. The other clamps search the run's grid.",
     )
-    table = Table.of(rows)
-    return Outcome(table, table_bars(table, "objective", value="objective, smaller is better"), findings, remarks)
+    value = "objective, smaller is better"
+    return Outcome.with_bars(rows, "objective", value=value, findings=findings, remarks=remarks)
 
 
 @STUDIES("relaxed", section="D.8.3", order=23)
@@ -92,14 +93,19 @@ def relaxed_objective(bench: Bench) -> Outcome:
         "relaxed": search_grid(relaxed, grid),
         "exact": select(stored, grid, "exact"),
     }
-    rows: list[dict[str, Cell]] = []
-    right = {}
-    for name, selection in choices.items():
-        best = selection.for_beta(bench.beta)
-        right[name] = clean_correct(best.mixture(), stored)
-        clean, kept = count(right[name]), count(robust_bound(best.mixture(), stored))
-        value: dict[str, Cell] = {"value": best.objective, "images it counts": selection.n_objective}
-        rows.append({"objective": name, **chosen_cells(best), **value, "clean, exact": clean, "robust_predicted": kept})
+    best = {name: selection.for_beta(bench.beta) for name, selection in choices.items()}
+    right = {name: clean_correct(choice.mixture(), stored) for name, choice in best.items()}
+    rows: list[dict[str, Cell]] = [
+        {
+            "objective": name,
+            **chosen_cells(best[name]),
+            "value": best[name].objective,
+            "images it counts": selection.n_objective,
+            "clean, exact": count(right[name]),
+            "robust_predicted": count(robust_bound(best[name].mixture(), stored)),
+        }
+        for name, selection in choices.items()
+    ]
     findings = (
         compared("Clean accuracy of mixed", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
         compared("Clean accuracy of mixed", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
@@ -108,30 +114,20 @@ def relaxed_objective(bench: Bench) -> Outcome:
         "The objectives paper and relaxed are shares of clean and wrong images at or above the margin threshold, and "
         "are minimized. The objective exact is the share of clean images that mixed has right, and is maximized.",
     )
-    table = Table.of(rows)
-    return Outcome(table, table_bars(table, "clean, exact", "robust_predicted"), findings, remarks)
+    return Outcome.with_bars(rows, "clean, exact", "robust_predicted", findings=findings, remarks=remarks)
 
 
 @STUDIES("assumptions", section="D.8", order=22)
 def assumptions(bench: Bench) -> Outcome:
     """Count how often assumptions 4.1 and 4.2 fail."""
-    rows: list[dict[str, Cell]] = []
-    shown = []
     stored, total = bench.rows, len(bench.rows.labels_N)
-    for entry in bench.search.entries:
-        transform = entry.transform()
-        right_N = transform(stored.rob_clean_NK.double()).argmax(dim=1) == stored.labels_N
-        row: dict[str, Cell] = {
-            "beta": f"{entry.beta:g}",
-            "4.1, clean": int((right_N & ~stored.std_correct).sum()),
-            **_class_changes(transform, stored, stored.rob_clean_NK, "clean"),
-            **_class_changes(transform, stored, stored.rob_attacked_NK, "attacked"),
-        }
-        rows.append(row)
-        shown += [
-            {"x": entry.beta, "y": row[name], "series": name} for name in ("4.1, clean", "4.2, clean", "4.2, attacked")
-        ]
-    deployed = next(row for row in rows if row["beta"] == f"{bench.beta:g}")
+    by_beta = {entry.beta: _violations(entry.transform(), stored) for entry in bench.search.entries}
+    deployed = by_beta[bench.beta]
+    shown = [
+        {"x": beta, "y": row[name], "series": name}
+        for beta, row in by_beta.items()
+        for name in ("4.1, clean", "4.2, clean", "4.2, attacked")
+    ]
     findings = (
         f"Assumption 4.1 fails on {deployed['4.1, clean']} of {total} clean images at the deployed beta, on which rob "
         "after M is right and std is wrong.",
@@ -139,21 +135,22 @@ def assumptions(bench: Bench) -> Outcome:
         f"{total}: M changes the class ({deployed['corrected, clean']} and {deployed['corrected, attacked']} become "
         f"right, {deployed['contaminated, clean']} and {deployed['contaminated, attacked']} become wrong).",
     )
-    return Outcome(Table.of(rows), lines(shown, x="beta", y="images that violate it"), findings)
+    table = Table.of({"beta": f"{beta:g}", **row} for beta, row in by_beta.items())
+    return Outcome(table, lines(shown, x="beta", y="images that violate it"), findings)
 
 
-def _class_changes(
-    transform: LogitTransform, rows: AttackRecords, logits_NK: torch.Tensor, name: str
-) -> dict[str, Cell]:
-    """Count the images whose class M changes, those that become right, and those that become wrong."""
-    before_N, after_N = logits_NK.argmax(dim=1), transform(logits_NK.double()).argmax(dim=1)
-    changed_N = before_N != after_N
-    corrected, contaminated = (changed_N & (side_N == rows.labels_N) for side_N in (after_N, before_N))
-    return {
-        f"4.2, {name}": int(changed_N.sum()),
-        f"corrected, {name}": int(corrected.sum()),
-        f"contaminated, {name}": int(contaminated.sum()),
-    }
+def _violations(transform: LogitTransform, rows: AttackRecords) -> dict[str, int]:
+    """Count the images that violate each assumption; for 4.2, also those that M makes right, and wrong."""
+    found: dict[str, Tensor] = {}
+    for images, logits_NK in (("clean", rows.rob_clean_NK), ("attacked", rows.rob_attacked_NK)):
+        before_N, after_N = logits_NK.argmax(dim=1), transform(logits_NK.double()).argmax(dim=1)
+        right_before_N, right_N = before_N == rows.labels_N, after_N == rows.labels_N
+        if images == "clean":
+            found["4.1, clean"] = right_N & ~rows.std_correct
+        found[f"4.2, {images}"] = before_N != after_N
+        found[f"corrected, {images}"] = right_N & ~right_before_N
+        found[f"contaminated, {images}"] = right_before_N & ~right_N
+    return {name: int(hits_N.sum()) for name, hits_N in found.items()}
 
 
 @STUDIES("sensitivity", section="D.1, fig:sensitivity", order=12)
@@ -166,16 +163,10 @@ def sensitivity(bench: Bench) -> Outcome:
     column = f"candidates within {CLOSE:g} of the best"
     rows: list[dict[str, Cell]] = []
     for index, power in enumerate(selection.grid.powers):
-        layer = objectives[:, index, :]
-        least = float(layer.nan_to_num(math.inf).min())
-        rows.append(
-            {
-                "p": f"{power:.4g}",
-                "best objective": least if math.isfinite(least) else None,
-                column: int((layer <= best + CLOSE).sum()),
-                "usable candidates": int(usable[:, index, :].sum()),
-            }
-        )
+        layer, n_usable = objectives[:, index, :], int(usable[:, index, :].sum())
+        least = float(layer.nan_to_num(math.inf).min()) if n_usable else None
+        n_close = int((layer <= best + CLOSE).sum())
+        rows.append({"p": f"{power:.4g}", "best objective": least, column: n_close, "usable candidates": n_usable})
     n_close = int((objectives <= best + CLOSE).sum())
     powers = ", ".join(f"{row[column]} at {row['p']}" for row in rows if row[column])
     findings = (

@@ -7,7 +7,7 @@ each study, under its name.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..config.uris import ClassifierSource
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError, MissingArtifact
 from ..mixing.mixture import Mixture
-from ..reports.charts import table_scatter
+from ..reports.charts import table_bars, table_scatter
 from ..reports.counts import compared
 from ..reports.drawing import Figure
 from ..reports.table import Cell, Table, print_table
@@ -47,6 +47,19 @@ class Outcome:
     findings: tuple[str, ...]  # plain sentences with counts and intervals
     remarks: tuple[str, ...] = ()  # sentences about the method, for example about reduced budgets
     differs: str = ""  # how the experiment differs from the paper's, whose numbers are then not shown
+
+    @classmethod
+    def with_bars(
+        cls,
+        rows: Iterable[Mapping[str, Cell]],
+        *columns: str,
+        findings: Iterable[str],
+        remarks: Iterable[str] = (),
+        value: str = "correct images (%)",
+    ) -> "Outcome":
+        """Return the table of these rows, with a bar for each row and each of these columns; `value` is the axis."""
+        table = Table.of(rows)
+        return cls(table, table_bars(table, *columns, value=value), tuple(findings), tuple(remarks))
 
 
 def run(
@@ -143,7 +156,7 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
         "differs": outcome.differs,
         "same_set_up_as_the_paper": same is not None,
         "paper": [
-            {"label": printed.label, "set_up": printed.words, "columns": list(printed.table.columns),
+            {"label": printed.label, "set_up": printed.set_up["words"], "columns": list(printed.table.columns),
              "rows": [list(row) for row in printed.table.rows], "note": printed.note}
             for printed in paper
         ],
@@ -168,7 +181,9 @@ def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, co
     elif not paper:
         compared = "The paper prints no numbers for this study."
     elif same is not None:
-        compared = f"The set-up is that of {same.label} ({same.words}), whose numbers are next to ours. {same.note}"
+        compared = (
+            f"The set-up is that of {same.label} ({same.set_up['words']}), whose numbers are next to ours. {same.note}"
+        )
     else:
         ours = f"{config.data.uri}, rob {config.rob}, std {config.std}, {config.threat.norm} {config.threat.eps:.4g}"
         compared = (
@@ -178,15 +193,15 @@ def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, co
     for sentence in (*outcome.findings, *outcome.remarks, compared.strip()):
         console.print(Text(f"- {sentence}"))
     for printed in paper if same is None else ():
-        console.print(Text(f"  the paper, {printed.label}: {printed.words}. {printed.note}", style="dim"))
+        console.print(Text(f"  the paper, {printed.label}: {printed.set_up['words']}. {printed.note}", style="dim"))
         print_table(printed.table, console)
     console.print(Text(f"  {address}", style="dim"))
 
 
 def write_overview(store: Store, config: RunConfig) -> str:
     """Write the page of all finished studies of the run, which links their files, and return its address."""
-    there, found = set(store.names("studies")) - {"index.html"}, dict[str, Any]()
-    for name in (*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))):
+    there, found = sorted(store.names("studies")), dict[str, Any]()
+    for name in (name for name in dict.fromkeys((*STUDIES.names(), *there)) if name in there):
         with suppress(MissingArtifact, ValueError):  # skip a study that is not finished
             found[name] = json.loads(store.read(f"studies/{name}/study.json"))
     figures = {name: Markup(store.read(f"studies/{name}/figure.svg").decode()) for name in found}
@@ -208,12 +223,7 @@ class PaperTable:
     label: str
     table: Table
     note: str
-    set_up: Mapping[str, Any]  # as in `paper_numbers.yaml`
-
-    @property
-    def words(self) -> str:
-        """Return the data, the threat and the base classifiers."""
-        return str(self.set_up["words"])
+    set_up: Mapping[str, Any]  # as in `paper_numbers.yaml`; `words` has the data, the threat and the base classifiers
 
     def is_of(self, config: RunConfig) -> bool:
         """Return whether a run has the same data, threat and base classifiers."""
@@ -229,14 +239,10 @@ class PaperTable:
 def paper_tables(study: str) -> tuple[PaperTable, ...]:
     """Return the paper's tables for a study; () for some studies, and for studies in extensions."""
     content = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text())
+    printed, set_ups = content["studies"].get(study, ()), content["set_ups"]
     return tuple(
-        PaperTable(
-            printed["label"],
-            Table(printed["columns"], printed["rows"]),
-            printed.get("note", ""),
-            content["set_ups"][printed["set_up"]],
-        )
-        for printed in content["studies"].get(study, ())
+        PaperTable(each["label"], Table(each["columns"], each["rows"]), each.get("note", ""), set_ups[each["set_up"]])
+        for each in printed
     )
 
 

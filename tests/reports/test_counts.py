@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.reports.counts import Count, compared, paired_interval, wilson_interval
+from mixednuts_dist.reports.counts import compared, paired_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,6 @@ def test_holds_the_share_and_is_symmetric_in_right_and_wrong(total: int) -> None
 def test_refuses_what_is_no_count(correct: int, total: int) -> None:
     with pytest.raises(InvalidInputError, match=f"{correct} of {total} is not a count"):
         wilson_interval(correct, total)
-
-
-def test_count_in_json_is_in_percent() -> None:
-    entry = Count(1, 29).to_json()
-    assert (entry["correct"], entry["total"]) == (1, 29)
-    assert entry["percent"] == pytest.approx(100 / 29)
-    assert (entry["low"], entry["high"]) == pytest.approx((0.61, 17.18), abs=5e-3)
 
 
 def test_the_interval_is_that_of_paired_images() -> None:

@@ -17,7 +17,7 @@ from mixednuts_dist.reports.charts import histograms
 from mixednuts_dist.reports.drawing import Figure
 from mixednuts_dist.reports.figures import caption, figures
 from mixednuts_dist.reports.margins import stored_margins
-from mixednuts_dist.reports.results import RunResults
+from mixednuts_dist.reports.results import RunResults, predicted
 from mixednuts_dist.stages.stage import Certified
 from tests.helpers.made_up_run import made_up_attack, made_up_results
 
@@ -42,6 +42,8 @@ def charts(results: RunResults) -> dict[str, Figure]:
 
 @pytest.mark.parametrize("name", CHARTS.names())
 def test_every_panel_fits_a_phone_and_has_marks(charts: dict[str, Figure], name: str) -> None:
+    assert len(caption(name)) > 60
+    assert "http" not in json.dumps(list(charts[name].panels), allow_nan=False)
     for text in charts[name].svgs(name):
         svg = ET.fromstring(text)
         assert 150 < float(svg.attrib["width"]) < 450
@@ -63,15 +65,10 @@ def test_draws_where_groups_are_empty(n_images: int) -> None:
         assert all("<svg" in svg for svg in figure.svgs(name))
 
 
-def test_panels_name_no_address_and_captions_say_what_they_show(charts: dict[str, Figure]) -> None:
-    for name, figure in charts.items():
-        assert "http" not in json.dumps(list(figure.panels), allow_nan=False)
-        assert len(caption(name)) > 60
-
-
 def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) -> None:
     rows = rows_of(figures(results)["tradeoff"])
-    assert {row["beta"] for row in rows if "beta" in row} == {entry.beta for entry in results.search.entries}
+    curve = {(row["clean"], row["robust"]) for row in rows if "order" in row}
+    assert curve == {tuple(count.percent for count in predicted(entry)) for entry in results.search.entries}
     marks = [row for row in rows if row.get("name", "") == row.get("series")]
     measured = {row["series"]: (row["clean"], row["robust"]) for row in marks}
     assert measured == {row.classifier: (row.clean.percent, row.robust.percent) for row in results.accuracy}

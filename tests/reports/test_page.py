@@ -37,13 +37,9 @@ def test_page_fetches_nothing_and_runs_no_script(page: dict[str, bytes]) -> None
     assert fetched(page) == []
     beacon = page["index.html"].replace(b"</body>", b"<img src='http://localhost:1/x.png' onerror='f()'></body>")
     assert fetched({**page, "index.html": beacon}) == ["http://localhost:1/x.png", "onerror"]
-
-
-def test_policy_forbids_to_fetch(page: dict[str, bytes]) -> None:
     policy = parsed(page["index.html"]).find("meta", {"http-equiv": True})["content"]
     assert "default-src 'none'" in policy
-    assert "connect-src" not in policy and "script-src" not in policy
-    assert "http" not in policy
+    assert not [word for word in ("connect-src", "script-src", "http") if word in policy]
 
 
 def test_hostile_names_stay_text() -> None:

@@ -15,7 +15,7 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.margins import margin_gap, margin_ratio
+from mixednuts_dist.reports.margins import contrast
 from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, notes_on, stage_costs
 from mixednuts_dist.reports.results_file import ResultsFile
@@ -43,36 +43,21 @@ def gather(attack: AttackRecords, search: SearchResult, evaluate: EvaluateRecord
     )  # fmt: skip
 
 
-def test_survival_is_what_stands_after_each_step(results: RunResults) -> None:
-    standing = [step.correct for step in results.survival]
-    assert [step.step for step in results.survival] == ["clean", "warm-start", "apgd-ce", "apgd-t", "fab-t", "square"]
-    assert standing == sorted(standing, reverse=True)
-    assert standing[0] == results.row("mixed").clean.correct
-    assert standing[-1] == results.row("mixed").robust.correct
-    lost = [step.lost for step in results.survival]
-    assert [300, *standing][:-1] == [now + gone for now, gone in zip(standing, lost, strict=True)]
-
-
 def test_margins_are_the_top2_margins_of_each_group(results: RunResults) -> None:
     attack = made_up_attack()
-    correct_N = attack.rob_attacked_NK.argmax(1) == attack.labels_N
-    margins_N = top2_margin(attack.rob_attacked_NK.double().softmax(1))
     groups = {(g.classifier, g.images, g.correct): g for g in results.margins}
-    for correct in (True, False):
-        group, expected = groups["rob", "attacked", correct], margins_N[correct_N == correct].tolist()
-        assert group.n == len(expected)
-        assert group.median == pytest.approx(statistics.median(expected), rel=1e-6)
-    assert groups["std", "attacked", False].n == 300
-    assert groups["std", "attacked", True].n == 0
-
-
-def test_the_margin_ratio_is_attacked_right_over_clean_wrong(results: RunResults) -> None:
-    medians = {(g.classifier, g.images, g.correct): g.median for g in results.margins}
-    for classifier in ("rob", "rob+LN", "rob+M"):
-        right, wrong = medians[classifier, "attacked", True], medians[classifier, "clean", False]
-        assert margin_ratio(results.margins, classifier) == pytest.approx(right / wrong)
-        assert margin_gap(results.margins, classifier) == pytest.approx(right - wrong)
-    assert margin_ratio(results.margins, "std") is None
+    medians = {}
+    for images, logits_NK in (("attacked", attack.rob_attacked_NK), ("clean", attack.rob_clean_NK)):
+        margins_N = top2_margin(logits_NK.double().softmax(1))
+        for right in (True, False):
+            group, expected = groups["rob", images, right], margins_N[(logits_NK.argmax(1) == attack.labels_N) == right]
+            assert group.n == len(expected)
+            medians[images, right] = statistics.median(expected.tolist())
+            assert group.median == pytest.approx(medians[images, right], rel=1e-6)
+    assert (groups["std", "attacked", False].n, groups["std", "attacked", True].n) == (300, 0)
+    above, below, found = medians["attacked", True], medians["clean", False], contrast(results.margins, "rob")
+    assert (found.ratio, found.gap) == pytest.approx((above / below, above - below), rel=1e-5)
+    assert contrast(results.margins, "std").ratio is None
 
 
 def test_an_empty_group_has_no_median_and_no_ratio() -> None:

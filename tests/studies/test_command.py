@@ -150,7 +150,7 @@ def test_paper_numbers_are_shown_for_the_same_settings_only(bench: Bench, tmp_pa
 def test_the_shipped_configurations_are_the_papers(name: str, set_up: str) -> None:
     printed = same_set_up(paper_tables("main"), load_config(ROOT / "jobs" / "configs" / f"{name}.yaml"))
     assert printed is not None
-    assert printed.words.startswith(f"{set_up} at ")
+    assert printed.set_up["words"].startswith(f"{set_up} at ")
 
 
 def test_the_job_script_is_the_command() -> None:

@@ -246,42 +246,31 @@ def test_a_softer_std_is_as_accurate(bench: Bench, rows: Rows) -> None:
         assert correct(row["clean"]) == correct(row["clean on all images, exact"])
 
 
-def test_square_is_asked_after_the_white_box_attacks(bench: Bench) -> None:
-    table = outcome(bench, "surrogate").table
-    for _, robust, extra, before in table.rows:
+@pytest.mark.parametrize(
+    ("study", "row", "changes"),
+    [
+        ("surrogate", "r_d = 0", {"attacks": ("apgd-ce", "apgd-t", "square"), "rd": 0.0}),
+        ("bypass", "transfer", {"mode": "transfer"}),
+        ("bypass", "bypass", {"mode": "bypass"}),
+    ],
+)
+def test_robust_images_withstand_their_stored_perturbation(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, study: str, row: str, changes: dict[str, Any]
+) -> None:
+    table, tasks = outcome(bench, study).table, list[Any]()
+    monkeypatch.setattr("mixednuts_dist.studies.bench.run_partitions", lambda _, task, *__, **___: tasks.append(task))
+    bench.measured("again", **changes, joint_starts=0)  # finds its rows finished
+    (task,) = tasks
+    stored = read_columns(bench.run.rows, task.stage, bench.run.partitions, task.content_hash, ["x_adv", "label"])
+    x, _ = images(bench)
+    assert float((stored["x_adv"] - x).abs().max()) <= bench.config.threat.eps + 1e-6
+    right = mixed_model(bench, bench.deployed())(stored["x_adv"]).argmax(1) == stored["label"]
+    assert correct(table.row(row)["robust"]) == int(right.sum())
+
+
+def test_square_runs_after_the_white_box_attacks(bench: Bench) -> None:
+    for _, robust, extra, before in outcome(bench, "surrogate").table.rows:
         assert correct(before) - number(extra) == correct(robust)
-    stage = stage_of(bench, attacks=("apgd-ce", "apgd-t", "square"), rd=0.0, joint_starts=0)
-    x_adv, y = stored_images(bench, stage)
-    robust = mixed_model(bench, bench.deployed())(x_adv).argmax(1) == y
-    assert correct(table.row("r_d = 0")["robust"]) == int(robust.sum())
-
-
-def test_both_modes_verify_by_the_mixture(bench: Bench) -> None:
-    table = outcome(bench, "bypass").table
-    for mode in ("transfer", "bypass"):
-        x_adv, y = stored_images(bench, stage_of(bench, mode=mode, joint_starts=0))
-        x, _ = images(bench)
-        assert float((x_adv - x).abs().max()) <= bench.config.threat.eps + 1e-6
-        right = mixed_model(bench, bench.deployed())(x_adv).argmax(1) == y
-        assert correct(table.row(mode)["robust"]) == int(right.sum())
-
-
-def stage_of(bench: Bench, **changes: Any) -> str:
-    """The folder of a variant's rows: `measured` again, which finds them finished."""
-    tasks: list[str] = []
-    complete = bench._complete
-    bench._complete = lambda part, task, label: tasks.append(task.stage) or complete(part, task, label)  # type: ignore[method-assign,func-returns-value]
-    try:
-        bench.measured("again", **changes)
-    finally:
-        del bench._complete
-    return tasks[0]
-
-
-def stored_images(bench: Bench, stage: str) -> tuple[torch.Tensor, torch.Tensor]:
-    content_hash = stage.rpartition("/")[2]
-    values = read_columns(bench.run.rows, stage, bench.run.partitions, content_hash, ["x_adv", "label"])
-    return values["x_adv"], values["label"]
 
 
 def test_the_objective_with_perturbations_against_h_m(bench: Bench) -> None:
