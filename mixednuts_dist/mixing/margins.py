@@ -44,7 +44,7 @@ def log_one_minus_signed_margin(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
     The result is in (-inf, log 2]. It is 0 if y ties with its best rival, and positive if the image is broken.
     """
-    return _log_one_minus_lead(logits_BK, labels_B, None)
+    return _log_one_minus_margin(logits_BK, labels_B, None)
 
 
 def log_one_minus_top2_margin(logits_BK: Tensor) -> Tensor:
@@ -52,12 +52,12 @@ def log_one_minus_top2_margin(logits_BK: Tensor) -> Tensor:
     return log_one_minus_signed_margin(logits_BK, logits_BK.argmax(dim=1))
 
 
-def log_one_minus_gap(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) -> Tensor:
+def log_one_minus_lead(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) -> Tensor:
     """Return `log(1 - (p_winner - p_rival))`, (B,), float64; exactly 0 if winner and rival are the same class."""
-    return torch.where(winners_B == rivals_B, 0.0, _log_one_minus_lead(logits_BK, winners_B, rivals_B))
+    return torch.where(winners_B == rivals_B, 0.0, _log_one_minus_margin(logits_BK, winners_B, rivals_B))
 
 
-def _log_one_minus_lead(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor | None) -> Tensor:
+def _log_one_minus_margin(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor | None) -> Tensor:
     """Return `log(1 - (p_winner - p_rival))`; by default the rival is the best class except the winner."""
     _require_classes("logits", logits_BK)
     logits_BK = logits_BK.double()
@@ -65,10 +65,10 @@ def _log_one_minus_lead(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor |
     best_B = others_BK.amax(dim=1)
     rest_B = (others_BK - best_B[:, None]).exp().sum(dim=1)
     behind_B = torch.zeros_like(best_B) if rivals_B is None else _at(logits_BK, rivals_B) - best_B
-    return log_one_minus_gap_from_parts(rest_B, _at(logits_BK, winners_B) - best_B, behind_B)
+    return log_one_minus_lead_from_parts(rest_B, _at(logits_BK, winners_B) - best_B, behind_B)
 
 
-def log_one_minus_gap_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
+def log_one_minus_lead_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
     """Return `log(1 - (p_a - p_b))` from logits relative to the best class other than a.
 
     Let `m = (e^lead - e^behind) / (rest + e^lead)`. If m is small, it is computed without cancellation, and the result

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from .margins import class_indices, log_one_minus_gap, log_one_minus_signed_margin, require_logits
+from .margins import class_indices, log_one_minus_lead, log_one_minus_signed_margin, require_logits
 from .transforms import LogitMap
 
 _ROUNDING = 1e-14  # relative rounding of logits, log(1 - threshold) and alpha, so that images at the threshold count
@@ -122,7 +122,7 @@ def mixed_classes(rob_logits_BK: Tensor, std_pred_B: Tensor, mixture: Mixture) -
     std_pred_B = class_indices("std_pred_B", std_pred_B, rob_logits_BK)
     mapped_BK = mixture.transform(rob_logits_BK.double())
     top_B = mapped_BK.argmax(dim=1)
-    rob_wins_B = log_one_minus_gap(mapped_BK, top_B, std_pred_B) < log_one_minus_cutoff(mixture)
+    rob_wins_B = log_one_minus_lead(mapped_BK, top_B, std_pred_B) < log_one_minus_threshold(mixture)
     return torch.where(rob_wins_B, top_B, std_pred_B)
 
 
@@ -137,15 +137,15 @@ def robust_lower_bound(rob_attacked_BK: Tensor, labels_B: Tensor, mixture: Mixtu
     require_logits("rob_attacked_BK", rob_attacked_BK)
     labels_B = class_indices("labels_B", labels_B, rob_attacked_BK)
     mapped_BK = mixture.transform(rob_attacked_BK.double())
-    log_cutoff = log_one_minus_cutoff(mixture)
-    if log_cutoff == -math.inf:
+    log_threshold = log_one_minus_threshold(mixture)
+    if log_threshold == -math.inf:
         return torch.zeros_like(labels_B, dtype=torch.bool)
-    rounding_B = _ROUNDING * (mapped_BK.abs().amax(dim=1) - log_cutoff + math.expm1(-log_cutoff))
-    reached_B: Tensor = log_one_minus_signed_margin(mapped_BK, labels_B) <= log_cutoff + rounding_B
+    rounding_B = _ROUNDING * (mapped_BK.abs().amax(dim=1) - log_threshold + math.expm1(-log_threshold))
+    reached_B: Tensor = log_one_minus_signed_margin(mapped_BK, labels_B) <= log_threshold + rounding_B
     return reached_B
 
 
-def log_one_minus_cutoff(mixture: Mixture) -> float:
+def log_one_minus_threshold(mixture: Mixture) -> float:
     """Return `log(1 - (1 - alpha) / alpha)`; -inf up to alpha = 1/2, where no margin of `rob` outweighs `std`."""
     if mixture.alpha <= mixture.one_minus_alpha:
         return -math.inf

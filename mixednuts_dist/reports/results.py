@@ -13,7 +13,7 @@ from ..attacks.budget import WARM_START
 from ..config.threat import ThreatModel
 from ..config.uris import ClassifierSource
 from ..errors import InvalidInputError
-from ..mixing.mixture import log_one_minus_cutoff
+from ..mixing.mixture import log_one_minus_threshold
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary, SearchResult
@@ -215,7 +215,7 @@ def gather_results(
         n_std_decides=int((seen["mixed, clean"] != seen["rob+M, clean"]).sum()),
         clean_only=(int((right["mixed"] & ~right["rob"]).sum()), int((right["rob"] & ~right["mixed"]).sum())),
         margins=margin_groups(margins),
-        splits=margin_splits(margins, log_one_minus_cutoff(search.deployed().mixture())),
+        splits=margin_splits(margins, log_one_minus_threshold(search.deployed().mixture())),
         distances=margins,
         worst=worst_images(seen),
     )

@@ -25,13 +25,13 @@ from ..mixing.clamps import Clamp, clamp_logits, size_at_turn
 from ..mixing.margins import class_indices, require_logits
 from .grid import kept_images
 from .inputs import AttackedPoints, CachedLogits, normed_logits
-from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
+from .kernel import LeadRows, Slab, log_one_minus_leads, sort_rows
 
 
 class Scores(NamedTuple):
     """The scores of every candidate at every beta: three tensors of the same shape."""
 
-    log_cutoffs: Tensor  # float64, log(1 - margin threshold)
+    log_thresholds: Tensor  # float64, log(1 - margin threshold)
     counts: Tensor  # int64, images that the objective counts
     kept: Tensor  # int64, images of the constraint with a margin at or above the threshold
 
@@ -134,10 +134,10 @@ class Criterion(ABC):
         """Count the clean images on which only M(rob) is correct (violations of assumption 4.1); None if unknown."""
         return None
 
-    def _log_gaps(self, rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor]:
+    def _log1m_leads(self, rows: LeadRows, slab: Slab) -> tuple[Tensor, Tensor]:
         """Return log(1 - lead) of the attacked images, the largest per image, (P, S, n), and of the other rows."""
-        gaps_PSN, n_points = log_one_minus_gaps(rows, slab), len(self.attacked.image_M)
-        return self.attacked.largest(gaps_PSN[..., :n_points]), gaps_PSN[..., n_points:]
+        log1m_PSN, n_points = log_one_minus_leads(rows, slab), len(self.attacked.image_M)
+        return self.attacked.largest(log1m_PSN[..., :n_points]), log1m_PSN[..., n_points:]
 
 
 @CRITERIA(
@@ -178,14 +178,14 @@ class PaperCriterion(Criterion):
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         rows_NK = torch.cat([self.attacked.descending_MK, self.clean_NK])
         top_ranks_N = self.flipped(rows_NK, slab.bias).long() * (rows_NK.shape[1] - 1)
-        gap_rows = GapRows(rows_NK, top_ranks_N, torch.full_like(rows_NK[:, 0], torch.nan))
-        attacked_PSn, wrong_PSE = self._log_gaps(gap_rows, slab)
-        cutoffs_bPS = self.thresholds(sort_rows(attacked_PSn), kept)
+        lead_rows = LeadRows(rows_NK, top_ranks_N, torch.full_like(rows_NK[:, 0], torch.nan))
+        attacked_PSn, wrong_PSE = self._log1m_leads(lead_rows, slab)
+        thresholds_bPS = self.thresholds(sort_rows(attacked_PSn), kept)
         counts, n_kept = (
-            torch.stack([(gaps <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in cutoffs_bPS])
-            for gaps in (wrong_PSE, attacked_PSn)
+            torch.stack([(log1m <= threshold_PS[..., None]).sum(dim=-1) for threshold_PS in thresholds_bPS])
+            for log1m in (wrong_PSE, attacked_PSn)
         )
-        return Scores(cutoffs_bPS, counts, n_kept)
+        return Scores(thresholds_bPS, counts, n_kept)
 
     def thresholds(self, log1m_margins_PSn: Tensor, kept: Sequence[float]) -> Tensor:
         """Return log(1 - threshold) for each number of images to keep, (b, P, S), from sorted values."""
@@ -285,23 +285,23 @@ class ExactCriterion(Criterion):
         )
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        attacked_PSn, open_PSE, rob_right_E = self.log_gaps(slab)
-        log_cutoffs, gained, n_kept = best_thresholds(attacked_PSn, open_PSE, rob_right_E, kept)
-        return Scores(log_cutoffs, gained + int(self.std_right_N.sum()), n_kept)  # gained over `std` alone
+        attacked_PSn, open_PSE, rob_right_E = self.log1m_leads(slab)
+        log_thresholds, gained, n_kept = best_thresholds(attacked_PSn, open_PSE, rob_right_E, kept)
+        return Scores(log_thresholds, gained + int(self.std_right_N.sum()), n_kept)  # gained over `std` alone
 
-    def log_gaps(self, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
+    def log1m_leads(self, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first three arguments of `best_thresholds`."""
         flipped_N = self.flipped(self.clean_NK, slab.bias)
         rob_right_N = torch.where(flipped_N, self.bottom_right_N, self.top_right_N)
         open_N = rob_right_N ^ self.std_right_N  # if both are right or both are wrong, no weight changes that
         # If the clamp changes the top class, the margin is the signed one, which holds for any class of `std`.
         rivals_M = self.attacked.rivals_M.masked_fill(self.flipped(self.attacked.descending_MK, slab.bias), torch.nan)
-        gap_rows = GapRows(
+        lead_rows = LeadRows(
             torch.cat([self.attacked.descending_MK, self.clean_NK[open_N]]),
             torch.cat([self.attacked.label_ranks_M, flipped_N[open_N].long() * (self.clean_NK.shape[1] - 1)]),
             torch.cat([rivals_M, self.std_logits_N[open_N]]),
         )
-        return *self._log_gaps(gap_rows, slab), rob_right_N[open_N]
+        return *self._log1m_leads(lead_rows, slab), rob_right_N[open_N]
 
     def only_rob_right(self, bias: float) -> int | None:
         rob_right_N = torch.where(self.flipped(self.clean_NK, bias), self.bottom_right_N, self.top_right_N)
@@ -334,8 +334,8 @@ def best_thresholds(
     gains = pad(torch.where(rob_right_E, 1, -1)[order].cumsum(dim=-1), (1, 0))  # in interval 0, 1, ... E
     attacked = sort_rows(attacked_PSn)
     found = [_best_threshold(attacked, values, gains, int(n_needed)) for n_needed in kept]
-    log_cutoffs, gained, n_kept = map(torch.stack, zip(*found, strict=True))
-    return log_cutoffs, gained, n_kept
+    log_thresholds, gained, n_kept = map(torch.stack, zip(*found, strict=True))
+    return log_thresholds, gained, n_kept
 
 
 def _best_threshold(attacked: Tensor, values: Tensor, gains: Tensor, n_needed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -359,8 +359,8 @@ def _best_threshold(attacked: Tensor, values: Tensor, gains: Tensor, n_needed: i
     at = torch.searchsorted(values, smallest)
     later = (best & (interval > at)).int().argmax(dim=-1, keepdim=True)
     middle = (starts.gather(-1, later) + ends.gather(-1, later)) / 2
-    log_cutoffs = torch.where((gains.gather(-1, at) == most) | ~feasible, smallest, middle)
-    return log_cutoffs.squeeze(-1), most.squeeze(-1), n_kept.squeeze(-1)
+    log_thresholds = torch.where((gains.gather(-1, at) == most) | ~feasible, smallest, middle)
+    return log_thresholds.squeeze(-1), most.squeeze(-1), n_kept.squeeze(-1)
 
 
 def require_attacked(n_images: int) -> None:

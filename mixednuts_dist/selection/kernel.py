@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..mixing.clamps import Clamp, clamp_logits
-from ..mixing.margins import log_one_minus_gap_from_parts
+from ..mixing.margins import log_one_minus_lead_from_parts
 
 _CPU_BLOCK = 128 * 1024  # float64 elements, 1 MB
 _ACCELERATOR_BLOCK = 1 << 24
@@ -33,7 +33,7 @@ class Slab(NamedTuple):
     scales: Sequence[float]
 
 
-class GapRows(NamedTuple):
+class LeadRows(NamedTuple):
     """Rows of LayerNormed logits, each with a winner and a rival. The lead of the winner over the rival is computed."""
 
     descending_NK: Tensor  # float64, each row sorted
@@ -41,19 +41,19 @@ class GapRows(NamedTuple):
     rivals_N: Tensor  # float64, the rivals' logits; NaN means the best class except for the winner
 
 
-def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
+def log_one_minus_leads(rows: LeadRows, slab: Slab) -> Tensor:
     """Return `log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, (P, S, N) float64.
 
     The result is not defined if the rival is the winner itself.
     """
     best_PN, lead_PN, behind_PN = _relative_logits(rows, slab)
     scales_S1 = best_PN.new_tensor(slab.scales)[:, None]
-    return log_one_minus_gap_from_parts(
+    return log_one_minus_lead_from_parts(
         _exp_sums(rows, slab, best_PN), lead_PN[:, None] * scales_S1, behind_PN[:, None] * scales_S1
     )
 
 
-def _relative_logits(rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
+def _relative_logits(rows: LeadRows, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best transformed logit except the winner's at scale 1, and the winner's and rival's minus it, (P, N).
 
     Each clamp increases, or first decreases and then increases, so the best of the other classes has the largest or the
@@ -72,7 +72,7 @@ def _relative_logits(rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor, Tensor]
     return best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0)
 
 
-def _exp_sums(rows: GapRows, slab: Slab, best_PN: Tensor) -> Tensor:
+def _exp_sums(rows: LeadRows, slab: Slab, best_PN: Tensor) -> Tensor:
     """Return `sum_{j != a} exp(s (z_j - z_best))`, (P, S, N)."""
     n_rows, n_others = len(rows.descending_NK), rows.descending_NK.shape[1] - 1
     factors_S11 = (best_PN.new_tensor(slab.scales) / math.log(2))[:, None, None]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
+from ..mixing.margins import log_one_minus_lead, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_clean_correct, robust_lower_bound
 from ..mixing.transforms import LogitMap
 from .choice import Choice, weights_at
@@ -32,7 +32,7 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
         held_B = robust_B & robust_lower_bound(cached.rob_attacked_BK, cached.labels_B, choice.mixture())
     else:
         choice = centered_threshold(choice, cached)
-        held_B = robust_B & (hardest_log_gaps(cached, choice.transform()) <= choice.log_one_minus_cutoff)
+        held_B = robust_B & (hardest_log1m_margins(cached, choice.transform()) <= choice.log_one_minus_cutoff)
     clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, choice.mixture())
 
     from scipy.stats import binom  # takes most of a second to import
@@ -53,7 +53,7 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
     )
 
 
-def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool = False) -> Tensor:
+def hardest_log1m_margins(cached: CachedLogits, transform: LogitMap, *, any_std: bool = False) -> Tensor:
     """Return log(1 - margin) of M(rob) at the hardest stored example of each image, (B,), float64.
 
     With `any_std`, the margins are signed ones, which hold for any class of the standard classifier. Otherwise, as in
@@ -63,11 +63,11 @@ def hardest_log_gaps(cached: CachedLogits, transform: LogitMap, *, any_std: bool
     examples = cached.examples()
     rob_PK, image_P, std_P = examples.rob_logits_PK, examples.image_P, examples.std_pred_P
     mapped_PK, labels_P = transform(rob_PK.double()), cached.labels_B[image_P]
-    gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
+    log1m_P = log_one_minus_signed_margin(mapped_PK, labels_P)
     if not any_std:
         leads_P = (rob_PK.argmax(dim=1) == labels_P) & (mapped_PK.argmax(dim=1) == labels_P) & (std_P != labels_P)
-        gaps_P = torch.where(leads_P, log_one_minus_gap(mapped_PK, labels_P, std_P), gaps_P)
-    return gaps_P[: len(cached.labels_B)].scatter_reduce(0, image_P, gaps_P, "amax")
+        log1m_P = torch.where(leads_P, log_one_minus_lead(mapped_PK, labels_P, std_P), log1m_P)
+    return log1m_P[: len(cached.labels_B)].scatter_reduce(0, image_P, log1m_P, "amax")
 
 
 def centered_threshold(choice: Choice, cached: CachedLogits) -> Choice:
@@ -79,8 +79,8 @@ def centered_threshold(choice: Choice, cached: CachedLogits) -> Choice:
     lies halfway to the next such lead.
     """
     mapped_BK = choice.transform()(cached.rob_clean_BK.double())
-    gaps_B = log_one_minus_gap(mapped_BK, mapped_BK.argmax(dim=1), cached.std_pred_B)
+    log1m_B = log_one_minus_lead(mapped_BK, mapped_BK.argmax(dim=1), cached.std_pred_B)
     start = choice.log_one_minus_cutoff
-    above_B = gaps_B[(gaps_B > start + STEP_ROUNDING * abs(start)) & (gaps_B < 0)]
+    above_B = log1m_B[(log1m_B > start + STEP_ROUNDING * abs(start)) & (log1m_B < 0)]
     middle = (start + (float(above_B.min()) if len(above_B) else 0.0)) / 2
     return replace(choice, **weights_at(middle))

@@ -105,8 +105,8 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     require_beta(beta)
     require_logits("attacked_correct_BK", attacked_correct_BK)
     require_attacked(len(attacked_correct_BK))
-    log_gaps_B = log_one_minus_top2_margin(attacked_correct_BK).sort().values
-    alpha: float = weights_at(float(log_gaps_B[kept_images(beta, len(log_gaps_B)) - 1]))["alpha"]
+    log1m_B = log_one_minus_top2_margin(attacked_correct_BK).sort().values
+    alpha: float = weights_at(float(log1m_B[kept_images(beta, len(log1m_B)) - 1]))["alpha"]
     return alpha
 
 
@@ -128,15 +128,15 @@ class Selection:
     @classmethod
     def of(cls, criterion: Criterion, grid: Grid, scores: Scores) -> "Selection":
         """Exclude the candidates that cannot be used, and choose the best one for each beta."""
-        infeasible = scores.log_cutoffs > 0
-        undeployable = _undeployable(criterion, grid, scores.log_cutoffs)
+        infeasible = scores.log_thresholds > 0
+        undeployable = _undeployable(criterion, grid, scores.log_thresholds)
         hidden = infeasible | undeployable if criterion.inequality else infeasible
         usable = ~(infeasible | undeployable)
         return cls(
             criterion.name,
             grid,
             objectives=(scores.counts.double() / max(1, len(criterion.clean_NK))).masked_fill(hidden, math.nan),
-            log_one_minus_cutoffs=scores.log_cutoffs,
+            log_one_minus_cutoffs=scores.log_thresholds,
             kept=scores.kept,
             infeasible=infeasible,
             undeployable=undeployable,
@@ -276,11 +276,11 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
     """Return the best of the candidates in `left` at the beta with this index, or None if there is none."""
     if not bool(left.any()):
         return None
-    log_cutoffs, counts, kept = (values[beta] for values in scores)
+    log_thresholds, counts, kept = (values[beta] for values in scores)
     left = left & (counts == (counts[left].max() if criterion.maximized else counts[left].min()))
     if criterion.inequality:
         left &= kept == kept[left].max()
-    left &= log_cutoffs == log_cutoffs[left].min()
+    left &= log_thresholds == log_thresholds[left].min()
     ties = [(grid.powers[p], grid.scales[s], abs(grid.biases[b]), (s, p, b)) for s, p, b in left.nonzero().tolist()]
     s, p, b = index = min(ties)[-1]
     scale, power, bias = grid.scales[s], grid.powers[p], grid.biases[b]
@@ -289,7 +289,7 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
         scale,
         power,
         bias,
-        **weights_at(float(log_cutoffs[index])),
+        **weights_at(float(log_thresholds[index])),
         clamp=grid.clamp,
         ln_k=grid.ln_k,
         beta=grid.betas[beta],
@@ -303,13 +303,13 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
     )
 
 
-def _undeployable(criterion: Criterion, grid: Grid, log_cutoffs: Tensor) -> Tensor:
+def _undeployable(criterion: Criterion, grid: Grid, log_thresholds: Tensor) -> Tensor:
     """Return the candidates whose logits overflow float32, or whose threshold or 1 - alpha it rounds to 1 or 0."""
     largest_B = criterion.largest_inputs(grid.biases).cpu()
     powers_P1 = torch.tensor(grid.powers, dtype=torch.float64)[:, None]
     scales_S11 = torch.tensor(grid.scales, dtype=torch.float64)[:, None, None]
     overflow = scales_S11 * largest_B**powers_P1 > _FLOAT32_MAX
-    cutoffs = -torch.expm1(log_cutoffs)
-    vanishing = (cutoffs / (1 + cutoffs)).float() == 0
-    saturated = log_cutoffs < _LOG_FLOAT32_STEP
-    return overflow | ((vanishing | saturated | log_cutoffs.isnan()) & ~(log_cutoffs > 0))
+    thresholds = -torch.expm1(log_thresholds)
+    vanishing = (thresholds / (1 + thresholds)).float() == 0
+    saturated = log_thresholds < _LOG_FLOAT32_STEP
+    return overflow | ((vanishing | saturated | log_thresholds.isnan()) & ~(log_thresholds > 0))

@@ -21,7 +21,7 @@ from ..distributed.executor import Executor
 from ..mixing.mixture import mixed_classes
 from ..selection.choice import Choice
 from ..selection.inputs import AttackedPoints
-from ..selection.prediction import hardest_log_gaps
+from ..selection.prediction import hardest_log1m_margins
 from ..selection.selection import Selection
 from ..storage.records import SearchResult, SearchRound
 from .choosing import choose, search_rows, wanted_images
@@ -198,7 +198,7 @@ class Rounds:
 
         Images with margins far above the threshold hardly ever break. Only the evaluation attacks them.
         """
-        gaps_N = hardest_log_gaps(self._rows, entry.transform(), any_std=True)
+        gaps_N = hardest_log1m_margins(self._rows, entry.transform(), any_std=True)
         kept_N = gaps_N[self._robust_N & (gaps_N <= entry.log_one_minus_cutoff)]
         if not len(kept_N):
             return -math.inf

@@ -43,7 +43,7 @@ def top(row: Row) -> int:
     return max(range(len(row)), key=lambda j: (row[j], -j))
 
 
-def log_one_minus_gap(row: Row, winner: int, rival: int) -> Any:
+def log_one_minus_lead(row: Row, winner: int, rival: int) -> Any:
     highest = row[top(row)]
     weights = [mpmath.exp(value - highest) for value in row]
     others = mpmath.fsum(weight for j, weight in enumerate(weights) if j != winner)
@@ -56,7 +56,7 @@ def best_beside(row: Row, winner: int) -> int:
 
 def log_one_minus_margin(row: Row, label: int | None = None) -> Any:
     winner = top(row) if label is None else label
-    return log_one_minus_gap(row, winner, best_beside(row, winner))
+    return log_one_minus_lead(row, winner, best_beside(row, winner))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def exact_answers(
 
 def thresholds(gaps: Row, clean_rows: list[Row], std_pred: list[int]) -> Row:
     """Every attacked image's log(1 - margin), and one value inside each interval on which no image changes sides."""
-    clean = [log_one_minus_gap(row, top(row), k) for row, k in zip(clean_rows, std_pred, strict=True)]
+    clean = [log_one_minus_lead(row, top(row), k) for row, k in zip(clean_rows, std_pred, strict=True)]
     breaks = sorted({value for value in gaps + clean if value <= 0} | {mpmath.mpf(0)})
     inside = [(a + b) / 2 for a, b in itertools.pairwise(breaks)]
     return [value for value in gaps if value <= 0] + inside

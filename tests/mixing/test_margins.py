@@ -7,7 +7,7 @@ import torch
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import (
-    log_one_minus_gap,
+    log_one_minus_lead,
     log_one_minus_signed_margin,
     log_one_minus_top2_margin,
     top2_margin,
@@ -26,14 +26,14 @@ def test_log_margins_equal_50_digits(n_classes: int, sharpness: float) -> None:
         rivals.tolist(),
         log_one_minus_signed_margin(logits, labels).tolist(),
         log_one_minus_top2_margin(logits).tolist(),
-        log_one_minus_gap(logits, labels, rivals).tolist(),
+        log_one_minus_lead(logits, labels, rivals).tolist(),
         strict=True,
     )
     for values, label, rival, signed, top2, gap in found:
         row = [reference.mpmath.mpf(value) for value in values]
         assert signed == pytest.approx(float(reference.log_one_minus_margin(row, label)), rel=1e-14)
         assert top2 == pytest.approx(float(reference.log_one_minus_margin(row)), rel=1e-14)
-        assert gap == pytest.approx(float(reference.log_one_minus_gap(row, label, rival)), rel=1e-14, abs=1e-16)
+        assert gap == pytest.approx(float(reference.log_one_minus_lead(row, label, rival)), rel=1e-14, abs=1e-16)
 
 
 def test_a_tie_is_zero_and_a_broken_image_positive() -> None:
@@ -41,7 +41,7 @@ def test_a_tie_is_zero_and_a_broken_image_positive() -> None:
     gaps = log_one_minus_signed_margin(logits, torch.tensor([0, 0]))
     assert gaps[0] == 0
     assert 0 < gaps[1] < math.log(2)
-    assert log_one_minus_gap(logits, torch.tensor([0, 1]), torch.tensor([0, 1])).tolist() == [0, 0]
+    assert log_one_minus_lead(logits, torch.tensor([0, 1]), torch.tensor([0, 1])).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4,), (2, 3, 4)])

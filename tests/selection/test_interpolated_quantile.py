@@ -29,7 +29,7 @@ def test_interpolated_criterion_uses_numpys_percentile(beta: float) -> None:
                     top2_margin(transform(x_BK).softmax(dim=1)).numpy() for x_BK in (attacked_BK, wrong_BK)
                 )
                 threshold = np.percentile(margins, 100 * (1 - beta))
-                found = -math.expm1(float(scores.log_cutoffs[0, i, j, k]))
+                found = -math.expm1(float(scores.log_thresholds[0, i, j, k]))
                 assert found == pytest.approx(threshold, rel=1e-9, abs=1e-12)
                 assert abs(wrong - threshold).min() > 1e-9
                 assert int(scores.counts[0, i, j, k]) == int((wrong >= threshold).sum())

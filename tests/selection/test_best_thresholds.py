@@ -10,7 +10,7 @@ from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints
 from mixednuts_dist.selection.kernel import Slab
-from mixednuts_dist.selection.prediction import hardest_log_gaps
+from mixednuts_dist.selection.prediction import hardest_log1m_margins
 from tests.helpers.brute_force import GRID, every_outcome, exact, outcome, rows, smallest_margins, with_points
 
 
@@ -85,9 +85,9 @@ def test_prediction_uses_the_rule_of_the_search(at: tuple[float, float, float]) 
     cached = replace(cached, points=AttackedPoints(points.rob_logits_PK, points.image_P, std_pred))
     scale, power, bias = at
     criterion, slab = ExactCriterion.from_rows(cached, clamp="gelu", ln_k=None), Slab(bias, "gelu", (power,), (scale,))
-    attacked_n = criterion.log_gaps(slab)[0][0, 0]
+    attacked_n = criterion.log1m_leads(slab)[0][0, 0]
     counted_Ln = attacked_n <= attacked_n.sort().values.clamp(max=0)[:, None]
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
-    gaps_n = hardest_log_gaps(cached, LogitTransform(scale, power, bias))[robust_B]
+    gaps_n = hardest_log1m_margins(cached, LogitTransform(scale, power, bias))[robust_B]
     cutoffs_L = gaps_n.sort().values.clamp(max=0)
     assert torch.equal(gaps_n <= (cutoffs_L + 1e-12 + 1e-9 * cutoffs_L.abs())[:, None], counted_Ln)
