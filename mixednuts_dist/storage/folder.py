@@ -33,10 +33,7 @@ class Folder(Files):
             draft.replace(final)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write a file unless the name is taken; returns whether it was free.
-
-        The first of several writers wins. On a file system without hard links, the last one may win.
-        """
+        """Write a file unless the name is taken; returns whether it was free. The first of several writers wins."""
         final = Path(self._at(path))
         if final.exists():
             return False
@@ -48,7 +45,7 @@ class Folder(Files):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                draft.replace(final)
+                return _take_name(final, draft)
         return True
 
     def set_aside(self, path: str, sha256: str, aside: str) -> bool:
@@ -97,3 +94,13 @@ def _draft(root: Path, final: Path, content: bytes) -> Iterator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _take_name(final: Path, draft: Path) -> bool:
+    """Rename the draft on a file system without hard links: the process that creates `final` as an empty file wins."""
+    try:
+        final.open("x").close()
+    except FileExistsError:
+        return False
+    draft.replace(final)
+    return True
