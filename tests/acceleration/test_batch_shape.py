@@ -81,19 +81,19 @@ def test_smaller_shape_needs_the_same_bits(differs_below: int, n: int, passed: i
 
 @pytest.mark.parametrize("row", [0, 20, 39])
 def test_smaller_shape_needs_equal_bits_in_every_row(row: int) -> None:
-    net, x, sizes = small_net(3, (1, 4, 4)), images(64, (1, 4, 4)), []
+    net, x, seen = small_net(3, (1, 4, 4)), images(64, (1, 4, 4)), []
 
     def model(images: Tensor) -> Tensor:
-        sizes.append(len(images))
+        seen.append(len(images))
         differs = torch.arange(len(images)) == row if len(images) < 64 else torch.zeros(64, dtype=torch.bool)
         return net(images) * (1 + 1e-6 * differs)[:, None]
 
     sizes = PassSizes(BatchShape(64), lambda images: (model(images),))
     in_one_shape(model, x[:40], sizes)
-    assert 40 in sizes
-    sizes.clear()
+    assert 40 in seen
+    seen.clear()
     in_one_shape(model, x[:40], sizes)
-    assert 40 not in sizes
+    assert 40 not in seen
 
 
 def test_a_fixed_shape_tries_no_other() -> None:

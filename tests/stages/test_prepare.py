@@ -85,6 +85,7 @@ def test_prepare_rejects_another_source_or_order(source: str, write: Prepare, tm
     assert len(open_dataset(f"parquet:{tmp_path / 'out'}")) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", ["ray_executor"], indirect=True)
 def test_unreadable_image_is_named_across_the_cluster(write: Prepare, tmp_path: Path) -> None:
     for i in range(12):
