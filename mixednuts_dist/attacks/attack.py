@@ -54,8 +54,8 @@ class Setting:
         Otherwise, every image with such a vote could be borderline.
         """
         limit, mixed = BORDERLINE * max(image.clean_margin, _LEAST_REFERENCE), self.model
-        if isinstance(mixed, MixedClassifier) and mixed.temperature == 0:
-            limit = min(limit, (mixed.alpha - mixed.one_minus_alpha) / 2)
+        if isinstance(mixed, MixedClassifier) and mixed.mixture.temperature == 0:
+            limit = min(limit, (mixed.alpha - mixed.mixture.one_minus_alpha) / 2)
         return image.margin >= 0 and image.margin - slack < limit
 
 

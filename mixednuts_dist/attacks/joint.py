@@ -102,7 +102,7 @@ class Joint(Attack):
         n_iter = min(budget.n_iter, MOST_STEPS)
         stepper = JointSteps(setting.threat, setting.seed, n_iter)
         # If the standard classifier's class changes from the label to k, the margin falls by up to 2 (1 - alpha).
-        wanted = partial(setting.is_borderline, slack=2 * float(setting.model.one_minus_alpha))
+        wanted = partial(setting.is_borderline, slack=2 * float(setting.model.mixture.one_minus_alpha))
         runs: list[Run] = []
         n_random = 0
         for weight, from_best in TURNS:

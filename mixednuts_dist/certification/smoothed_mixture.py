@@ -100,7 +100,7 @@ class SmoothedMixture(nn.Module):
         votes = self._votes(x_BCHW, n, seed, sample_ids)
         classes_B, radius_B = votes.classes, torch.zeros(len(x_BCHW), dtype=torch.float64)
         if std_radius_B is not None:
-            if self.mixed.temperature > 0:
+            if self.mixed.mixture.temperature > 0:
                 raise InvalidInputError("std_radius_B needs temperature 0: other votes are not one-hot")
             if std_radius_B.shape != radius_B.shape:
                 raise InvalidInputError(f"std_radius_B has shape {tuple(std_radius_B.shape)}. Give one per image")
@@ -118,7 +118,8 @@ class SmoothedMixture(nn.Module):
         return f"sigma={self.plan.sigma:g}, confidence={self.plan.confidence:g}"
 
     def _std_BK(self, x_BCHW: Tensor) -> Tensor:  # noqa: N802
-        return tempered_log_probs(self._logits(self.mixed.std, x_BCHW).double(), self.mixed.temperature).exp().cpu()
+        logits_BK = self._logits(self.mixed.std, x_BCHW).double()
+        return tempered_log_probs(logits_BK, self.mixed.mixture.temperature).exp().cpu()
 
     @torch.no_grad()
     def _votes(self, x_BCHW: Tensor, n: int, seed: int | None, sample_ids: Sequence[int] | None) -> Votes:

@@ -5,15 +5,12 @@ dtype of the base classifiers' logits.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .mixture import Mixture
 from .transforms import LogitMap
-
-__all__ = ["BypassClassifier", "MixedClassifier", "Mixture"]
 
 
 class MixedClassifier(nn.Module):
@@ -42,21 +39,14 @@ class MixedClassifier(nn.Module):
         transform: LogitMap,
         alpha: float,
         *,
-        one_minus_alpha: float | None = None,
+        one_minus_alpha: float = math.nan,
         temperature: float = 0.0,
         surrogate_alpha: float = 0.95,
         rd: float = 0.9,
     ) -> None:
         super().__init__()
         self.std, self.rob = std, rob
-        self.mixture = Mixture(
-            transform,
-            float(alpha),
-            math.nan if one_minus_alpha is None else float(one_minus_alpha),
-            temperature=float(temperature),
-            surrogate_alpha=float(surrogate_alpha),
-            rd=float(rd),
-        )
+        self.mixture = Mixture(transform, alpha, one_minus_alpha, temperature, surrogate_alpha, rd)
         self.eval()
 
     @classmethod
@@ -73,16 +63,6 @@ class MixedClassifier(nn.Module):
     def alpha(self) -> float:
         """The weight of the robust classifier."""
         return self.mixture.alpha
-
-    @property
-    def one_minus_alpha(self) -> float:
-        """The weight of the standard classifier."""
-        return self.mixture.one_minus_alpha
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of the standard classifier."""
-        return self.mixture.temperature
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return f_mix: logs of the mixed probabilities, (B, K), always finite."""
@@ -107,8 +87,8 @@ class MixedClassifier(nn.Module):
         std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
         with torch.no_grad():
             mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
-        bypassed: Tensor = _StraightThrough.apply(self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK)
-        return bypassed
+        surrogate_BK = self.surrogate_of(std_logits_BK, rob_logits_BK)
+        return mixed_BK + (surrogate_BK - surrogate_BK.detach())  # both are finite, so the difference is exactly 0
 
     def as_bypass(self) -> "BypassClassifier":
         """Return a module whose forward is `bypass`, for AutoAttack or RobustBench's `benchmark`."""
@@ -135,15 +115,3 @@ class BypassClassifier(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return self.mixed.bypass(x_BCHW)
-
-
-class _StraightThrough(torch.autograd.Function):
-    """A function that returns its second argument and passes the gradient to its first."""
-
-    @staticmethod
-    def forward(ctx: Any, surrogate_BK: Tensor, mixed_BK: Tensor) -> Tensor:  # noqa: ARG004
-        return mixed_BK.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return grad_outputs[0], None

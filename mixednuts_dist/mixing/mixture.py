@@ -126,12 +126,6 @@ def mixed_classes(rob_logits_BK: Tensor, std_pred_B: Tensor, mixture: Mixture) -
     return torch.where(rob_wins_B, top_B, std_pred_B)
 
 
-def mixed_clean_correct(rob_clean_BK: Tensor, labels_B: Tensor, std_pred_B: Tensor, mixture: Mixture) -> Tensor:
-    """Return which clean images are classified correctly at T = 0, (B,) bool, without a forward pass."""
-    classes_B = mixed_classes(rob_clean_BK, std_pred_B, mixture)
-    return classes_B == class_indices("labels_B", labels_B, rob_clean_BK)
-
-
 def robust_lower_bound(rob_attacked_BK: Tensor, labels_B: Tensor, mixture: Mixture) -> Tensor:
     """Return which attacked images stay correct for any class of `std`, (B,) bool: signed margin >= threshold."""
     require_logits("rob_attacked_BK", rob_attacked_BK)

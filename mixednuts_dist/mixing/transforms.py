@@ -31,7 +31,11 @@ def layer_norm_logits(logits_BK: Tensor, ln_k: int | None = None) -> Tensor:
     Raises:
         InvalidInputError: for fewer than 2 classes, or `ln_k` outside [2, K].
     """
-    return _layer_norm(logits_BK.double(), ln_k).to(logits_BK.dtype)
+    if logits_BK.ndim != 2:
+        raise InvalidInputError(f"logits must have the shape (images, classes), got {tuple(logits_BK.shape)}")
+    z_BK, width = logits_BK.double(), resolve_ln_k(ln_k, logits_BK.shape[1])
+    mean_B1, deviation_B1 = norm_statistics(z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values)
+    return ((z_BK - mean_B1) / deviation_B1).to(logits_BK.dtype)
 
 
 def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
@@ -91,7 +95,7 @@ class LayerNormTransform(LogitMap):
         self.ln_k = ln_k
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
-        return _layer_norm(logits_BK, self.ln_k)
+        return layer_norm_logits(logits_BK, self.ln_k)
 
     def settings(self) -> dict[str, Any]:
         return {"ln_k": self.ln_k}
@@ -119,7 +123,7 @@ class LogitTransform(LogitMap):
         self.ln_k = ln_k
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
-        v_BK = self._clamped(_layer_norm(logits_BK, self.ln_k) + self.bias)
+        v_BK = self._clamped(layer_norm_logits(logits_BK, self.ln_k) + self.bias)
         return self.scale * signed_power(v_BK, self.power)
 
     def settings(self) -> dict[str, Any]:
@@ -142,11 +146,3 @@ def norm_statistics(top_BK: Tensor) -> tuple[Tensor, Tensor]:
     mean_B1 = top_BK.mean(dim=1, keepdim=True)
     variance_B1 = (top_BK - mean_B1).square().sum(dim=1, keepdim=True) / (top_BK.shape[1] - 1)
     return mean_B1, (variance_B1 + LN_EPS).sqrt()
-
-
-def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:
-    if z_BK.ndim != 2:
-        raise InvalidInputError(f"logits must have the shape (images, classes), got {tuple(z_BK.shape)}")
-    width = resolve_ln_k(ln_k, z_BK.shape[1])
-    mean_B1, deviation_B1 = norm_statistics(z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values)
-    return (z_BK - mean_B1) / deviation_B1

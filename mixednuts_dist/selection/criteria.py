@@ -103,6 +103,11 @@ class Criterion(ABC):
         """The number of images of the constraint."""
         return self.attacked.n_images
 
+    @property
+    def n_objective(self) -> int:
+        """The number of images of the objective."""
+        return len(self.clean_NK)
+
     def required(self, beta: float) -> float:
         """Return how many images of the constraint `beta` requires, in the form of an entry of `kept` in `score`."""
         return kept_images(beta, self.n_attacked)

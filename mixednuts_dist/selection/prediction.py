@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..mixing.margins import log_one_minus_lead, log_one_minus_signed_margin
-from ..mixing.mixture import mixed_clean_correct, robust_lower_bound
+from ..mixing.mixture import mixed_classes, robust_lower_bound
 from ..mixing.transforms import LogitMap
 from .choice import Choice, weights_at
 from .inputs import CachedLogits
@@ -33,7 +33,7 @@ def with_predictions(choice: Choice, cached: CachedLogits) -> Choice:
     else:
         choice = centered_threshold(choice, cached)
         held_B = robust_B & (hardest_log1m_margins(cached, choice.transform()) <= choice.log_one_minus_cutoff)
-    clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, choice.mixture())
+    clean_B = mixed_classes(cached.rob_clean_BK, cached.std_pred_B, choice.mixture()) == cached.labels_B
 
     from scipy.stats import binom  # takes most of a second to import
 

@@ -114,15 +114,13 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
 class Selection:
     """The outcome of Algorithm 1; tensors have the shape (betas, scales, powers, biases), on the CPU."""
 
-    criterion: str
+    criterion: Criterion
     grid: Grid
     objectives: Tensor  # float64; NaN if infeasible, and if undeployable unless the criterion is the paper's
     log_one_minus_cutoffs: Tensor  # float64, log(1 - margin threshold)
     kept: Tensor  # int64: images of the constraint that reach the threshold
     infeasible: Tensor  # bool: the threshold is below 0
     undeployable: Tensor  # bool: float32 cannot represent the candidate's logits, threshold or 1 - alpha
-    n_attacked: int  # images of the constraint
-    n_objective: int  # images of the objective
     chosen: tuple[Choice | None, ...]  # one per beta, None if no candidate can be used
 
     @classmethod
@@ -133,15 +131,13 @@ class Selection:
         hidden = infeasible | undeployable if criterion.inequality else infeasible
         usable = ~(infeasible | undeployable)
         return cls(
-            criterion.name,
+            criterion,
             grid,
-            objectives=(scores.counts.double() / max(1, len(criterion.clean_NK))).masked_fill(hidden, math.nan),
+            objectives=(scores.counts.double() / max(1, criterion.n_objective)).masked_fill(hidden, math.nan),
             log_one_minus_cutoffs=scores.log_thresholds,
             kept=scores.kept,
             infeasible=infeasible,
             undeployable=undeployable,
-            n_attacked=criterion.n_attacked,
-            n_objective=len(criterion.clean_NK),
             chosen=tuple(_best(criterion, grid, scores, i, usable[i]) for i in range(len(grid.betas))),
         )
 
@@ -186,7 +182,7 @@ class Selection:
                 "left out at one beta or more because float32 cannot represent their logits, margin threshold or "
                 "1 - alpha."
             )
-        if self.n_objective == 0:
+        if self.criterion.n_objective == 0:
             found.append("No clean image is misclassified, so the objective is 0 for every candidate.")
         for beta, choice in zip(self.betas, self.chosen, strict=True):
             if beta in (betas or self.betas):
@@ -195,7 +191,7 @@ class Selection:
         return tuple(found)
 
     def _on(self, choice: Choice) -> list[str]:
-        found = []
+        found, n_objective = [], self.criterion.n_objective
         if choice.on_grid_edge:
             ends = ", ".join(f"{name} (at {getattr(choice, name):.3g})" for name in choice.on_grid_edge)
             keys = " and ".join(f"search.{AXES[name]}" for name in choice.on_grid_edge)
@@ -203,11 +199,11 @@ class Selection:
         if choice.n_class_changes:
             found.append(
                 f"the transformation changes the class of {choice.n_class_changes} of "
-                f"{self.n_attacked + self.n_objective} images (assumption 4.2)."
+                f"{self.criterion.n_attacked + n_objective} images (assumption 4.2)."
             )
         if choice.n_only_rob_right:
             found.append(
-                f"{choice.n_only_rob_right} of {self.n_objective} clean images "
+                f"{choice.n_only_rob_right} of {n_objective} clean images "
                 f"{'is' if choice.n_only_rob_right == 1 else 'are'} right for transformed rob and "
                 "wrong for std (assumption 4.1)."
             )
@@ -293,7 +289,7 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Ten
         clamp=grid.clamp,
         ln_k=grid.ln_k,
         beta=grid.betas[beta],
-        objective=count / max(1, len(criterion.clean_NK)),
+        objective=count / max(1, criterion.n_objective),
         objective_count=count,
         kept_predicted=int(kept[index]),
         n_robust=criterion.n_attacked,

@@ -100,7 +100,7 @@ def relaxed_objective(bench: Bench) -> Outcome:
             "objective": name,
             **chosen_cells(best[name]),
             "value": best[name].objective,
-            "images it counts": selection.n_objective,
+            "images it counts": selection.criterion.n_objective,
             "clean, exact": count(right[name]),
             "robust_predicted": count(robust_bound(best[name].mixture(), stored)),
         }

@@ -36,7 +36,7 @@ def test_another_beta_gives_its_own_parameters(run_folder: Path) -> None:
     entries = json.loads((run_folder / "search/selected.json").read_text())["result"]["entries"]
     for entry in entries:
         mixed = load_run(str(run_folder), beta=entry["beta"])
-        assert (mixed.alpha, mixed.one_minus_alpha) == (entry["alpha"], entry["one_minus_alpha"])
+        assert (mixed.alpha, mixed.mixture.one_minus_alpha) == (entry["alpha"], entry["one_minus_alpha"])
         assert mixed.transform.settings()["bias"] == entry["bias"]
 
 

@@ -45,20 +45,20 @@ class Head:
     _begun: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def command(self, name: str, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-        """`ray ...` or `mixednuts ...` as a user of this cluster types it."""
+        """Run `ray ...` or `mixednuts ...` as a user of this cluster types it."""
         return subprocess.run(
             [str(BIN / name), *arguments],
             env=self.environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
 
     def start(self, *options: str) -> bool:
-        """Once more after `kill`, too; False where it gave up, on a busy machine or on a port that is taken."""
+        """Start the head, also after `kill`; False if it gave up, on a busy machine or a port that is taken."""
         (self.folder / "ray_current_cluster").unlink(missing_ok=True)  # by which Ray takes a node here for the head
         self.process = self._blocking([*self.started_by, *options], self.folder / "head.log")
         return self.process is not None
 
     def join(self, labels: Mapping[str, str] | None = None, **environment: str) -> psutil.Process:
-        """A node of one core; returns its raylet."""
+        """Add a node of one core, and return its raylet."""
         before, script = self.daemons("raylet"), str(Path(__file__).with_name("ray_node.py"))
         log = self.folder / f"node-{len(self._begun)}.log"
         parameters = {
@@ -72,7 +72,7 @@ class Head:
         return next(raylet for raylet in self.daemons("raylet") if raylet not in before)
 
     def kill(self) -> None:
-        """The whole head at once; its nodes stay."""
+        """Kill the whole head at once; its nodes remain."""
         assert self.process is not None
         process = psutil.Process(self.process.pid)
         for each in (process, *process.children(recursive=True), *self.daemons("gcs_server")):
@@ -81,7 +81,7 @@ class Head:
         self.process.wait()
 
     def daemons(self, name: str) -> list[psutil.Process]:
-        """All of this cluster's with this name, of whatever node."""
+        """Return the processes of that name of all nodes of this cluster."""
         return [
             process
             for process in psutil.process_iter(["name", "cmdline"])
@@ -91,7 +91,7 @@ class Head:
     def begin(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
-        """A process that names the folder of the head, by which it is found and ended with it."""
+        """Start a process that names the folder of the head, so that `end` finds it."""
         with log.open("w") as file:
             self._begun.append(
                 subprocess.Popen(
@@ -102,7 +102,7 @@ class Head:
         return self._begun[-1]
 
     def end(self) -> None:
-        """All of it: what a start that failed has left behind, too."""
+        """Kill all processes of this cluster, including those that a failed start left behind."""
         for process in psutil.process_iter(["cmdline"]):
             if str(self.folder) in " ".join(process.info["cmdline"] or ()):
                 with suppress(psutil.NoSuchProcess):
@@ -113,7 +113,7 @@ class Head:
     def _blocking(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes] | None":
-        """Return None if it ends, or is killed because it prints nothing for too long."""
+        """Start a process that blocks when it is ready; None if it ends, or is killed because it takes too long."""
         process, deadline = self.begin(command, log, environment), time.monotonic() + _START_SECONDS
         while process.poll() is None and "will now block" not in log.read_text():
             time.sleep(0.2)
@@ -127,7 +127,7 @@ class Head:
 def local_head(
     *options: str, autoscaling: dict[str, Any] | None = None, environment: Mapping[str, str] | None = None
 ) -> Iterator[Head]:
-    """The head for the time of the block; its temporary folder is short, since sockets lie in it.
+    """Yield a head, which ends with the block; the path of its folder is short, because sockets are in it.
 
     `autoscaling` is a cluster configuration for Ray's own fake provider, whose nodes are processes on this machine.
     """
@@ -153,7 +153,7 @@ def local_head(
 def _head(
     folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | None, environment: Mapping[str, str]
 ) -> Head:
-    """One to be."""
+    """Return a head that has not started."""
     folder.mkdir()
     gcs, dashboard, metrics, client, agent = free_ports(5)
     environment = {

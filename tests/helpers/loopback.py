@@ -27,11 +27,3 @@ def serving(respond: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
-
-
-def send(request: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> None:
-    """Send the head of an answer and `body`."""
-    request.send_response(status)
-    request.send_header("Content-Length", str(len(body)))
-    request.end_headers()
-    request.wfile.write(body)

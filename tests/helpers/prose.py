@@ -20,7 +20,10 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-CHECKED = "README.md CONTRIBUTING.md cluster.yaml docs mixednuts_dist jobs examples benchmarks tools tests".split()
+CHECKED = (
+    "README.md", "CONTRIBUTING.md", "cluster.yaml", "docs", "mixednuts_dist", "jobs", "examples", "benchmarks", "tools",
+    "tests",
+)  # fmt: skip
 SUFFIXES = {".md", ".py", ".yaml", ".yml", ".j2"}
 
 SPACE = r"(?: +|\n)"

@@ -1,4 +1,4 @@
-"""Algorithm 1 written again, slowly: 50-digit arithmetic, one image and one candidate at a time, sharing no code."""
+"""Algorithm 1 written again, slowly: 50-digit arithmetic, one image and one candidate at a time, sharing no formula."""
 
 import itertools
 import math
@@ -10,6 +10,9 @@ from typing import Any
 import mpmath
 import torch
 from torch import Tensor
+
+from mixednuts_dist.selection.grid import Grid
+from mixednuts_dist.selection.inputs import AttackedPoints
 
 mpmath.mp.dps = 50
 Row = list[Any]  # mpmath.mpf values
@@ -60,25 +63,11 @@ def log_one_minus_margin(row: Row, label: int | None = None) -> Any:
 
 
 @dataclass(frozen=True)
-class Grid:
-    scales: tuple[float, ...]
-    powers: tuple[float, ...]
-    biases: tuple[float, ...]
-    betas: tuple[float, ...] = (1, 0.99, 0.985, 0.97, 0.9, 0.5, 0)
-
-    def candidates(self) -> list[tuple[float, float, float]]:
-        return list(itertools.product(self.scales, self.powers, self.biases))
-
-    def as_arguments(self) -> dict[str, tuple[float, ...]]:
-        return {"scales": self.scales, "powers": self.powers, "biases": self.biases, "betas": self.betas}
-
-
-@dataclass(frozen=True)
 class Answer:
     log_cutoff: Any
     objective: float
     usable: bool
-    kept: int = 0  # only counted if the best threshold is searched
+    kept: int
 
 
 def kth_largest_margin(log_gaps: Row, beta: float) -> Any:
@@ -93,35 +82,54 @@ def deployable(log_cutoff: Any, rows: list[Row]) -> bool:
     return bool(largest < 3.4e38 and 1 - cutoff >= step and float(torch.tensor(float(cutoff / (1 + cutoff)))) > 0)
 
 
-def paper_answers(attacked: Tensor, wrong: Tensor, grid: Grid, name: str) -> list[list[Answer]]:
-    """One list per beta, one answer per candidate in the order of `grid.candidates()`."""
+def paper_answers(attacked: Tensor, wrong: Tensor, grid: Grid) -> list[list[Answer]]:
+    """One list per beta, one answer per candidate in the order of the grid."""
     normed = [[layer_norm(row) for row in rows.double().tolist()] for rows in (attacked, wrong)]
     answers: list[list[Answer]] = [[] for _ in grid.betas]
-    for scale, power, bias in grid.candidates():
-        rows = [[mapped(row, scale, power, bias, name) for row in part] for part in normed]
+    for scale, power, bias in grid:
+        rows = [[mapped(row, scale, power, bias, grid.clamp) for row in part] for part in normed]
         gaps = [[log_one_minus_margin(row) for row in part] for part in rows]
         for i, beta in enumerate(grid.betas):
             log_cutoff = kth_largest_margin(gaps[0], beta)
-            share = sum(gap <= log_cutoff for gap in gaps[1]) / len(gaps[1])
-            answers[i].append(Answer(log_cutoff, share, deployable(log_cutoff, rows[0] + rows[1])))
+            n_kept, n_wrong = (sum(gap <= log_cutoff for gap in part) for part in gaps)
+            usable = deployable(log_cutoff, rows[0] + rows[1])
+            answers[i].append(Answer(log_cutoff, n_wrong / len(gaps[1]), usable, n_kept))
     return answers
 
 
 def exact_answers(
-    attacked: Tensor, attacked_labels: Tensor, clean: Tensor, labels: Tensor, std_pred: Tensor, grid: Grid
+    attacked: Tensor,
+    attacked_labels: Tensor,
+    clean: Tensor,
+    labels: Tensor,
+    std_pred: Tensor,
+    grid: Grid,
+    points: AttackedPoints | None = None,
 ) -> list[list[Answer]]:
-    """As `paper_answers` for the exact criterion with the GELU clamp; the mixed classifier's classes are its argmax."""
-    kept = [
-        (layer_norm(row), label)
-        for row, label in zip(attacked.double().tolist(), attacked_labels.tolist(), strict=True)
-        if top(layer_norm(row)) == label
-    ]
+    """As `paper_answers` for the exact criterion with the GELU clamp; the mixed classifier's classes are its argmax.
+
+    `points` are further adversarial examples of the attacked images.
+    """
+    examples = AttackedPoints.one_per_image(attacked, attacked_labels)
+    examples = (examples if points is None else examples.joined(points)).of_images(
+        attacked.argmax(1) == attacked_labels
+    )
     normed = [layer_norm(row) for row in clean.double().tolist()]
+    normed_attacked = [layer_norm(row) for row in examples.rob_logits_PK.double().tolist()]
+    kept_labels = attacked_labels[attacked.argmax(1) == attacked_labels].tolist()
     answers: list[list[Answer]] = [[] for _ in grid.betas]
-    for candidate in grid.candidates():
-        attacked_rows = [mapped(row, *candidate) for row, _ in kept]
+    for candidate in grid:
+        attacked_rows = [mapped(row, *candidate) for row in normed_attacked]
         clean_rows = [mapped(row, *candidate) for row in normed]
-        gaps = [log_one_minus_margin(row, label) for row, (_, label) in zip(attacked_rows, kept, strict=True)]
+        gaps = [-mpmath.inf] * len(kept_labels)
+        of_each = zip(
+            normed_attacked, attacked_rows, examples.image_P.tolist(), examples.std_pred_P.tolist(), strict=True
+        )
+        for before, row, image, std in of_each:
+            label = kept_labels[image]
+            is_lead = top(before) == top(row) == label != std
+            gap = log_one_minus_lead(row, label, std) if is_lead else log_one_minus_margin(row, label)
+            gaps[image] = max(gaps[image], gap)
         probs = [softmax(row) for row in clean_rows]
         rows = attacked_rows + clean_rows
         counted = [
@@ -132,11 +140,11 @@ def exact_answers(
             lowest = kth_largest_margin(gaps, beta)
             allowed = [(count, kept, -log_cutoff) for log_cutoff, count, kept in counted if log_cutoff >= lowest]
             if lowest > 0:
-                answers[i].append(Answer(lowest, math.nan, usable=False))
+                answers[i].append(Answer(lowest, math.nan, usable=False, kept=0))
                 continue
             count, n_kept, negative = max(allowed)
             usable = deployable(-negative, rows)
-            answers[i].append(Answer(-negative, count / len(probs), usable=usable, kept=n_kept))
+            answers[i].append(Answer(-negative, count / len(probs), usable, n_kept))
     return answers
 
 
@@ -169,10 +177,12 @@ def mixed_class(probs: Row, std: int, cutoff: Any) -> int:
 
 
 def chosen(answers: list[Answer], grid: Grid, *, maximized: bool) -> tuple[float, float, float] | None:
-    sign = -1 if maximized else 1
+    def rank(answer: Answer) -> tuple[float, ...]:
+        return (-answer.objective, -answer.kept) if maximized else (answer.objective,)
+
     ranked = [
-        ((sign * answer.objective, -answer.kept, answer.log_cutoff, power, scale, abs(bias)), (scale, power, bias))
-        for answer, (scale, power, bias) in zip(answers, grid.candidates(), strict=True)
+        ((*rank(answer), answer.log_cutoff, power, scale, abs(bias)), (scale, power, bias))
+        for answer, (scale, power, bias) in zip(answers, grid, strict=True)
         if answer.usable
     ]
     return min(ranked, key=lambda entry: entry[0])[1] if ranked else None

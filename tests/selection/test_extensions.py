@@ -10,7 +10,7 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.selection import search_grid
-from tests.helpers.brute_force import GRID, exact, rows
+from tests.helpers.random_logits import GRID, exact, random_rows
 
 CLAMP = """
 import torch
@@ -56,7 +56,7 @@ def test_a_clamp_of_a_users_is_transformed_and_searched() -> None:
     expected = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
     expected = expected * torch.sigmoid(2 * expected)
     torch.testing.assert_close(LogitTransform(1, 1, 0, "swish_twice")(logits)[0], expected, rtol=0, atol=1e-7)
-    cached = rows(n_classes=60)
+    cached = random_rows(n_classes=60)
     chosen = exact(cached, clamp="swish_twice").for_beta(0.9)
     assert chosen.clamp == "swish_twice"
     gaps = log_one_minus_signed_margin(chosen.transform()(cached.rob_attacked_BK.double()), cached.labels_B)
@@ -66,12 +66,12 @@ def test_a_clamp_of_a_users_is_transformed_and_searched() -> None:
 
 def test_a_clamp_that_is_not_what_it_says_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"clamp 'wavy' near u = .* is not finite or not monotone"):
-        exact(rows(), clamp="wavy")
+        exact(random_rows(), clamp="wavy")
 
 
 def test_a_criterion_of_a_users_is_searched_and_widened() -> None:
-    criterion = CRITERIA.get("relaxed").from_rows(rows(), clamp="gelu", ln_k=None)
+    criterion = CRITERIA.get("relaxed").from_rows(random_rows(), clamp="gelu", ln_k=None)
     found = search_grid(criterion, GRID, n_widen=2)
-    assert (found.criterion, found.grid.widenings) == ("relaxed", 2)
+    assert (found.criterion.name, found.grid.widenings) == ("relaxed", 2)
     usable = ~found.infeasible[2] & ~found.undeployable[2]
     assert found.for_beta(0.9).objective == float(found.objectives[2][usable].min())

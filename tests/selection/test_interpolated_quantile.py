@@ -21,15 +21,12 @@ def test_interpolated_criterion_uses_numpys_percentile(beta: float) -> None:
     criterion = InterpolatedPaperCriterion.of(attacked_BK, wrong_BK, clamp="gelu", ln_k=None)
     grid = Grid((0.7, 2.0), (1.0, 2.5), (-1.0, 0.0), (beta,))
     scores = score_candidates(criterion, grid)
-    for i, scale in enumerate(grid.scales):
-        for j, power in enumerate(grid.powers):
-            for k, bias in enumerate(grid.biases):
-                transform = LogitTransform(scale=scale, power=power, bias=bias)
-                margins, wrong = (
-                    top2_margin(transform(x_BK).softmax(dim=1)).numpy() for x_BK in (attacked_BK, wrong_BK)
-                )
-                threshold = np.percentile(margins, 100 * (1 - beta))
-                found = -math.expm1(float(scores.log_thresholds[0, i, j, k]))
-                assert found == pytest.approx(threshold, rel=1e-9, abs=1e-12)
-                assert abs(wrong - threshold).min() > 1e-9
-                assert int(scores.counts[0, i, j, k]) == int((wrong >= threshold).sum())
+    found = zip(grid, scores.log_thresholds.flatten().tolist(), scores.counts.flatten().tolist(), strict=True)
+    for at, log_threshold, count in found:
+        margins, wrong = (
+            top2_margin(LogitTransform(*at)(x_BK).softmax(dim=1)).numpy() for x_BK in (attacked_BK, wrong_BK)
+        )
+        threshold = np.percentile(margins, 100 * (1 - beta))
+        assert -math.expm1(log_threshold) == pytest.approx(threshold, rel=1e-9, abs=1e-12)
+        assert abs(wrong - threshold).min() > 1e-9
+        assert count == int((wrong >= threshold).sum())

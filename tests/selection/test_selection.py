@@ -1,6 +1,8 @@
 """Algorithm 1 against 50-digit arithmetic, golden values, and its rules for ties, exclusions and bad input."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +12,25 @@ from mixednuts_dist.config.search_config import SearchConfig, grid_values
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import log_one_minus_top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact, surrogate_alpha
+from mixednuts_dist.selection.criteria import ExactCriterion
+from mixednuts_dist.selection.grid import Grid, kept_images
+from mixednuts_dist.selection.selection import (
+    Selection,
+    search_grid,
+    select_parameters,
+    select_parameters_exact,
+    surrogate_alpha,
+)
 from tests.helpers import reference
-from tests.helpers.reference import Answer, Grid
+from tests.helpers.random_logits import random_rows, with_points
+from tests.helpers.reference import Answer
 
-GRID = Grid(scales=(0.05, 0.6, 5.0), powers=(0.7, 1.0, 3.3), biases=(-1.29, 0.0, 0.8))
-SMALL_GRID = Grid(scales=(0.002, 0.02), powers=(1.0, 2.7), biases=(-0.6, 0.1))
+BETAS = (1, 0.99, 0.985, 0.97, 0.9, 0.5, 0)
+GRID = {"scales": (0.05, 0.6, 5.0), "powers": (0.7, 1.0, 3.3), "biases": (-1.29, 0.0, 0.8), "betas": BETAS}
+SMALL_GRID = {"scales": (0.002, 0.02), "powers": (1.0, 2.7), "biases": (-0.6, 0.1), "betas": BETAS}
+# FLAT presses logits to nearly equal values.
+FLAT = {"scales": (1e-3,), "powers": (4.0, 9.0), "biases": (-2.5, -2.0), "betas": BETAS}
+STEEP = {"scales": (0.6, 4.0), "powers": (1.0, 2.0), "biases": (-1.29, 0.4), "betas": BETAS}
 
 
 def rows(n: int, n_classes: int, *, seed: int, lift: float = 2.0) -> Tensor:
@@ -27,27 +42,24 @@ def rows(n: int, n_classes: int, *, seed: int, lift: float = 2.0) -> Tensor:
     return logits
 
 
-def assert_same(selection: Selection, answers: list[list[Answer]], grid: Grid) -> None:
-    for i, beta in enumerate(grid.betas):
+def assert_same(selection: Selection, answers: list[list[Answer]]) -> None:
+    is_exact = selection.criterion.maximized
+    for i, beta in enumerate(selection.betas):
         found = selection.log_one_minus_cutoffs[i].flatten().tolist()
         for value, answer in zip(found, answers[i], strict=True):
             assert abs(value - answer.log_cutoff) <= min(1e-12, 1e-9 * abs(answer.log_cutoff)), beta
-        objectives = selection.objectives[i].flatten().tolist()
-        shown = [answer.usable or selection.criterion == "paper" for answer in answers[i]]
-        assert [o for o, show in zip(objectives, shown, strict=True) if show] == [
-            answer.objective for answer, show in zip(answers[i], shown, strict=True) if show
-        ]
-        best = reference.chosen(answers[i], grid, maximized=selection.criterion == "exact")
+        found = zip(selection.objectives[i].flatten().tolist(), selection.kept[i].flatten().tolist(), strict=True)
+        for (objective, kept), answer in zip(found, answers[i], strict=True):
+            if answer.usable or not is_exact:
+                assert objective == answer.objective
+                assert kept == answer.kept
+        best = reference.chosen(answers[i], selection.grid, maximized=is_exact)
         if best is None:
             with pytest.raises(InvalidInputError, match="none of"):
                 selection.for_beta(beta)
         else:
             chosen = selection.for_beta(beta)
             assert (chosen.scale, chosen.power, chosen.bias) == best
-
-
-FLAT = Grid(scales=(1e-3,), powers=(4.0, 9.0), biases=(-2.5, -2.0))  # presses logits to nearly equal values
-STEEP = Grid(scales=(0.6, 4.0), powers=(1.0, 2.0), biases=(-1.29, 0.4))
 
 
 @pytest.mark.parametrize(
@@ -64,10 +76,10 @@ STEEP = Grid(scales=(0.6, 4.0), powers=(1.0, 2.0), biases=(-1.29, 0.4))
         (100, 12, 40.0, STEEP, "gelu"),
     ],
 )
-def test_paper_criterion_equals_50_digits(n_classes: int, n: int, lift: float, grid: Grid, clamp: str) -> None:
+def test_paper_criterion_equals_50_digits(n_classes: int, n: int, lift: float, grid: Any, clamp: str) -> None:
     attacked, wrong = rows(n, n_classes, seed=1, lift=lift), rows(n, n_classes, seed=2, lift=lift / 2)
-    selection = select_parameters(attacked, wrong, **grid.as_arguments(), clamp=clamp)
-    assert_same(selection, reference.paper_answers(attacked, wrong, grid, clamp), grid)
+    selection = select_parameters(attacked, wrong, **grid, clamp=clamp)
+    assert_same(selection, reference.paper_answers(attacked, wrong, selection.grid))
     if grid is FLAT:  # margins that a difference of probabilities in float64 would lose
         assert selection.log_one_minus_cutoffs.abs().min() < 1e-16
     if grid is STEEP:  # margins that are 1 in float64
@@ -78,14 +90,27 @@ def test_paper_criterion_equals_50_digits(n_classes: int, n: int, lift: float, g
     ("n_classes", "n", "lift", "grid"),
     [(2, 8, 2.0, GRID), (3, 12, 2.0, GRID), (10, 10, 2.0, GRID), (100, 6, 6.0, SMALL_GRID), (1000, 2, 6.0, SMALL_GRID)],
 )
-def test_exact_criterion_equals_50_digits(n_classes: int, n: int, lift: float, grid: Grid) -> None:
+def test_exact_criterion_equals_50_digits(n_classes: int, n: int, lift: float, grid: Any) -> None:
     attacked, clean = rows(n, n_classes, seed=5, lift=lift), rows(n, n_classes, seed=6, lift=lift / 2)
     attacked_labels, labels, std_pred = attacked.argmax(1), clean.argmax(1), clean.roll(1, 0).argmax(1)
     attacked_labels[0] = (attacked_labels[0] + 1) % n_classes
     labels[::3] = std_pred[::3]
     inputs = (attacked, attacked_labels, clean, labels, std_pred)
-    selection = select_parameters_exact(*inputs, **grid.as_arguments())
-    assert_same(selection, reference.exact_answers(*inputs, grid), grid)
+    selection = select_parameters_exact(*inputs, **grid)
+    assert_same(selection, reference.exact_answers(*inputs, selection.grid))
+
+
+@pytest.mark.parametrize(("n_classes", "seed"), [(10, 0), (3, 1)])
+def test_exact_criterion_with_more_examples_equals_50_digits(n_classes: int, seed: int) -> None:
+    """The best threshold that keeps at least beta is better than the one that keeps just beta on some candidates."""
+    cached = random_rows(24, n_classes, seed=seed)
+    points = with_points(cached, 16)
+    points = replace(points, std_pred_P=points.rob_logits_PK.argmin(dim=1))
+    inputs = (cached.rob_attacked_BK, cached.labels_B, cached.rob_clean_BK, cached.labels_B, cached.std_pred_B)
+    selection = search_grid(ExactCriterion.of(*inputs, clamp="gelu", ln_k=None, points=points), Grid(**GRID))
+    assert_same(selection, reference.exact_answers(*inputs, selection.grid, points))
+    needed = torch.tensor([kept_images(beta, selection.criterion.n_attacked) for beta in BETAS])
+    assert bool((selection.kept > needed.reshape(-1, 1, 1, 1)).any())
 
 
 @pytest.mark.parametrize("n_classes", [2, 10, 37])
@@ -93,8 +118,8 @@ def test_equal_rows_tie_wherever_they_stand(n_classes: int) -> None:
     """The same logits are attacked and clean: an image whose margin equals the threshold counts."""
     attacked = rows(61, n_classes, seed=9)
     order = torch.randperm(61, generator=torch.Generator().manual_seed(0))
-    selection = select_parameters(attacked, attacked[order], **GRID.as_arguments())
-    for i, beta in enumerate(GRID.betas):
+    selection = select_parameters(attacked, attacked[order], **GRID)
+    for i, beta in enumerate(BETAS):
         kept = max(1, math.ceil(beta * 61))
         assert (selection.objectives[i] * 61 >= kept - 1e-9).all()
 
@@ -120,7 +145,7 @@ def test_the_constraint_holds_on_the_data(beta: float, n: int, kept: int) -> Non
 
 def test_ties_go_to_the_smaller_weight_of_rob() -> None:
     """No clean image is wrong: every objective is 0, and the largest 1 - alpha wins."""
-    selection = select_parameters(rows(40, 10, seed=11), rows(0, 10, seed=1), **GRID.as_arguments())
+    selection = select_parameters(rows(40, 10, seed=11), rows(0, 10, seed=1), **GRID)
     assert selection.objectives.abs().max() == 0
     usable = ~selection.undeployable[2]
     assert selection.for_beta(0.985).log_one_minus_cutoff == selection.log_one_minus_cutoffs[2][usable].min()
@@ -216,13 +241,13 @@ def test_select_parameters_defaults_to_the_configured_grid() -> None:
     ],
 )
 def test_bad_settings_are_errors_with_the_value(change: dict[str, object], message: str) -> None:
-    arguments = {**GRID.as_arguments(), **change}
+    arguments = {**GRID, **change}
     with pytest.raises(InvalidInputError, match=message):
         select_parameters(rows(9, 10, seed=1), rows(5, 10, seed=2), **arguments)  # type: ignore[arg-type]
 
 
 def test_bad_logits_are_errors_with_the_row() -> None:
-    good, grid = rows(9, 10, seed=1), GRID.as_arguments()
+    good, grid = rows(9, 10, seed=1), GRID
     bad = good.clone()
     bad[4, 2] = math.nan
     with pytest.raises(InvalidInputError, match=r"clean_wrong_BK is not finite .* in 1 of 9 rows, the first is row 4"):
@@ -236,7 +261,7 @@ def test_bad_logits_are_errors_with_the_row() -> None:
 
 
 def test_bad_labels_are_errors() -> None:
-    logits, grid = rows(9, 10, seed=1), GRID.as_arguments()
+    logits, grid = rows(9, 10, seed=1), GRID
     labels = logits.argmax(1)
     with pytest.raises(InvalidInputError, match=r"attacked_labels_B spans .* the logits have K=10 classes"):
         select_parameters_exact(logits, labels + 10, logits, labels, labels, **grid)
@@ -249,7 +274,7 @@ def test_bad_labels_are_errors() -> None:
 
 
 def test_a_beta_that_was_not_searched_is_an_error() -> None:
-    selection = select_parameters(rows(9, 10, seed=1), rows(5, 10, seed=2), **GRID.as_arguments())
+    selection = select_parameters(rows(9, 10, seed=1), rows(5, 10, seed=2), **GRID)
     with pytest.raises(InvalidInputError, match=r"beta=0\.8 was not searched; these were: 1\.0, 0\.99"):
         selection.for_beta(0.8)
 
@@ -260,10 +285,10 @@ def test_a_beta_that_was_not_searched_is_an_error() -> None:
 def test_a_gpu_answers_as_the_cpu_does(n_classes: int) -> None:
     attacked, clean = rows(300, n_classes, seed=1), rows(200, n_classes, seed=2)
     inputs = (attacked, attacked.argmax(1), clean, clean.argmax(1), clean.roll(1, 0).argmax(1))
-    on_cpu = select_parameters_exact(*inputs, **GRID.as_arguments())
-    on_gpu = select_parameters_exact(*(values.cuda() for values in inputs), **GRID.as_arguments())
+    on_cpu = select_parameters_exact(*inputs, **GRID)
+    on_gpu = select_parameters_exact(*(values.cuda() for values in inputs), **GRID)
     torch.testing.assert_close(on_gpu.log_one_minus_cutoffs, on_cpu.log_one_minus_cutoffs, rtol=1e-11, atol=0)
     assert torch.equal(on_gpu.objectives.nan_to_num(), on_cpu.objectives.nan_to_num())
-    for beta in GRID.betas:
+    for beta in BETAS:
         mine, theirs = on_gpu.for_beta(beta), on_cpu.for_beta(beta)
         assert (mine.scale, mine.power, mine.bias) == (theirs.scale, theirs.power, theirs.bias)

@@ -7,14 +7,14 @@ import pytest
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import AXES, Grid
 from mixednuts_dist.selection.selection import search_grid
-from tests.helpers.brute_force import rows
+from tests.helpers.random_logits import random_rows
 
 BETA = 0.9
 GRID = Grid((0.1, 1.0, 10.0), (1.0, 2.0, 4.0), (-2.0, -1.0, 0.0), (1.0, BETA))
 
 
 def test_grid_widens_until_the_optimum_is_inside_or_at_a_limit() -> None:
-    criterion = ExactCriterion.from_rows(rows(), clamp="gelu", ln_k=None)
+    criterion = ExactCriterion.from_rows(random_rows(), clamp="gelu", ln_k=None)
     narrow = Grid((0.1, 0.2), (1.0, 1.5), (-0.1, 0.0), (1.0, BETA))
     plain, widened = (search_grid(criterion, narrow, n_widen=n) for n in (0, 16))
     assert plain.grid == narrow
