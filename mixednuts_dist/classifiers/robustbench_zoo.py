@@ -52,20 +52,12 @@ def import_robustbench(name: str = "robustbench") -> ModuleType:
 
     `robustbench.eval.benchmark(model, eps=8 / 255, ...)` works too, because the module `autoattack` that it imports is
     then an alias that accepts its arguments.
-
-    Raises:
-        BaseClassifierError: if dependencies are missing; the message shows what to install.
     """
     try:
         importlib.import_module("autoattack")
     except ImportError:
         _alias_autoattack()
-    try:
-        return import_quietly(name)
-    except ImportError as error:
-        raise BaseClassifierError(
-            f"{name} cannot be imported: {error}; it needs pkg_resources: pip install 'setuptools<81' pyautoattack"
-        ) from error
+    return import_quietly(name)
 
 
 def _alias_autoattack() -> None:
@@ -96,9 +88,8 @@ def _alias_autoattack() -> None:
 def robustbench_file(relative: str) -> Path:
     """Return the path of a file of the package without importing the package."""
     spec = importlib.util.find_spec("robustbench")
-    if spec is None or not spec.submodule_search_locations:
-        raise BaseClassifierError("robustbench is not installed: pip install robustbench")
-    return Path(spec.submodule_search_locations[0]) / relative
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / relative
 
 
 def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:

@@ -80,11 +80,10 @@ def read_adv_images(path: str) -> AdvImages:
     Raises:
         DatasetError: for a file that is missing, damaged, pickled, or holds no finite images.
     """
+    files = _files(Path(path))
     try:
-        values, ids = _read(Path(path))
+        values, ids = _read(files)
         x_adv_NCHW = torch.as_tensor(values)
-    except DatasetError:
-        raise
     except Exception as error:  # at damaged bytes the parsers raise almost any of Python's errors
         raise DatasetError(
             f"{path} holds no images that can be read (a tensor or an array x_adv): {reason_of(error)}"
@@ -119,10 +118,10 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read(path: Path) -> tuple[Any, Sequence[int]]:
+def _read(files: Sequence[Path]) -> tuple[Any, Sequence[int]]:
     """Return images and their sample ids, by default 0, 1, and so on."""
-    files = _files(path)
-    if files[0].suffix == ".parquet":
+    path = files[0]
+    if path.suffix == ".parquet":
         table = pq.read_table(files, columns=["sample_id", "x_adv"])
         return to_tensor(table.column("x_adv"), table.schema.field("x_adv")), table.column("sample_id").to_pylist()
     if path.suffix in (".pt", ".pth"):
