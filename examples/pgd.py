@@ -28,9 +28,8 @@ STEP = 1 / 4  # relative to eps, so 2/255 at 8/255
 
 @dataclass
 class PgdState(SlotState):
-    """The state of each slot."""
+    """The state of each slot, besides the clean image `x`."""
 
-    x: Images  # clean image
     x_adv: Images
     iteration: Counts  # index for the next evaluation; 0 is the start
 
@@ -42,8 +41,7 @@ class PgdSteps(Stepper[PgdState]):
         return PgdState.of(like_SCHW)
 
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
-        state.x[slots], state.x_adv[slots] = batch.x, batch.random_start(self.ball, self.seed)
-        state.iteration[slots] = 0
+        state.x_adv[slots], state.iteration[slots] = batch.random_start(self.ball), 0
 
     def ask(self, state: PgdState) -> Tensor:
         return state.x_adv
@@ -69,4 +67,4 @@ class Pgd(Attack):
         return ITERATIONS + 1, ITERATIONS + 1
 
     def runs(self) -> Sequence[Run]:
-        return [Run(self.name, self.name, PgdSteps(self.setting.threat, self.setting.seed))]
+        return [Run(self.name, PgdSteps(self.setting.threat))]

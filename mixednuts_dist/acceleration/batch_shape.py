@@ -87,28 +87,28 @@ class PassSizes:
 
     Args:
         shape: the full shape.
-        probe: calls the function on images and returns all its results.
-        fixed: use only the full shape, for compiled functions, which would compile again for each shape.
+        probe: calls the function on images and returns all its results. Without it, only the full shape is used, for
+            instance for a compiled function, which would compile again for each shape.
     """
 
-    def __init__(self, shape: BatchShape, probe: Probe, *, fixed: bool = False) -> None:
-        self.shape, self._probe, self._fixed = shape, probe, fixed
+    def __init__(self, shape: BatchShape, probe: Probe | None) -> None:
+        self.shape, self._probe = shape, None if shape.fixed else probe
         self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
 
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
         """Return the number of rows for a pass over `n_images`; try smaller numbers on images like `like_BCHW`."""
         rows = self.shape.rows
         step = max(SMALLEST, rows // 16)
-        if self._fixed or self.shape.fixed or not len(like_BCHW):
+        if self._probe is None or not len(like_BCHW):
             return rows
         for fewer in range(-(-n_images // step) * step, rows, step):
             if (rows, fewer) not in self._same:
-                self._same[rows, fewer] = self._has_same_bits(like_BCHW, fewer)
+                self._same[rows, fewer] = self._has_same_bits(self._probe, like_BCHW, fewer)
             if self._same[rows, fewer]:
                 return fewer
         return rows
 
-    def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
+    def _has_same_bits(self, probe: Probe, like_BCHW: Tensor, fewer: int) -> bool:
         """Return whether images have the same bits in `fewer` rows as in a full batch.
 
         The full batch holds noisy copies of `like_BCHW`. The smaller batch holds a random part of them, so that nearly
@@ -120,8 +120,8 @@ class PassSizes:
             x_BCHW = repeated(like_BCHW, rows)
             noise_BCHW = torch.rand(x_BCHW.shape, generator=generator).to(x_BCHW)
             x_BCHW = (x_BCHW + 0.1 * (noise_BCHW - 0.5)).clamp(0, 1)
-            whole = [values.clone() for values in self._probe(x_BCHW)]
-            pairs = zip(self._probe(x_BCHW[drawn]), whole, strict=True)
+            whole = [values.clone() for values in probe(x_BCHW)]
+            pairs = zip(probe(x_BCHW[drawn]), whole, strict=True)
             return all(torch.equal(part, values[drawn]) for part, values in pairs)
         except torch.OutOfMemoryError:
             release_memory()

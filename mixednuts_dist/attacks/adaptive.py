@@ -14,7 +14,7 @@ from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
 from ..errors import InvalidInputError
 from .budget import AttackBudget, attacks_in
-from .entry import check_cached, checked_labels
+from .entry import checked_labels
 from .gradient_model import AttackMode, shape_of
 from .plans import MMAA, margin_plan
 from .result import AttackResult, Progress, show_progress
@@ -164,9 +164,7 @@ def _attack_all(
     **options: Any,
 ) -> AttackResult:
     """Check the arguments of a library call, and attack all images; `options` are those of `Scheduler`."""
-    y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
-    if cached_BCHW is not None:
-        check_cached(cached_BCHW, x_BCHW, y_B, threat)
+    y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot, cached_BCHW), x_BCHW.detach()
     scheduler = Scheduler(
         model, x_BCHW, threat=threat, attacks=attacks, eot=eot, shape=shape_of(batch_size, model, x_BCHW),
         copies=precision if isinstance(precision, FastCopies) else FastCopies(precision),

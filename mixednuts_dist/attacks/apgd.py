@@ -57,7 +57,6 @@ BLOCK = "apgd"  # one block for the runs of all APGD attacks, because none needs
 class ApgdState(SlotState):
     """APGD's state of each slot. `start` sets what iteration 0 does not."""
 
-    x: Images  # clean image
     x_adv: Images  # the point from which the next step starts; for a new slot, the run's start
     displacement: Images  # x_adv minus the point from which the last step started
     direction: Images  # steepest ascent at x_adv, with unit length in the norm; in L1 the gradient
@@ -93,7 +92,7 @@ class Apgd(Stepper[ApgdState]):
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         largest = type(self.ball)(self.start_scale * self.ball.eps)
-        state.x[slots], state.x_adv[slots] = batch.x, batch.start(largest, self.seed)
+        state.x_adv[slots] = batch.start(largest)
         state.iteration[slots], state.n_increases[slots], state.reduced[slots] = 0, 0, True
         state.last[slots] = self.n_iter
         state.review_steps[slots] = state.next_review[slots] = max(int(0.22 * self.n_iter), 1)
@@ -248,7 +247,7 @@ def _set_step(state: ApgdState, chosen: Tensor, n_moved: Tensor, step_size: Tens
 def stepper_for(setting: Setting, **schedule: Any) -> Apgd:
     """Return the stepper for the norm of the threat model; `schedule` replaces the iterations of the budget."""
     kind = SparseApgd if ball_of(setting.threat).sparse else Apgd
-    return kind(setting.threat, setting.seed, **schedule or {"n_iter": setting.budget.n_iter})
+    return kind(setting.threat, **schedule or {"n_iter": setting.budget.n_iter})
 
 
 @ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter", "n_restarts"), order=1)
@@ -266,7 +265,7 @@ class ApgdCe(Attack):
 
     def runs(self) -> Sequence[Run]:
         stepper, restarts = stepper_for(self.setting), range(self.setting.budget.n_restarts)
-        return [Run(self.name, self.name, stepper, restart=i, block=BLOCK, loss=self.loss) for i in restarts]
+        return [Run(self.name, stepper, restart=i, block=BLOCK, loss=self.loss) for i in restarts]
 
 
 @ATTACKS("apgd-dlr", describes="APGD on the untargeted DLR loss", options=("n_iter", "n_restarts"), order=8)
@@ -292,8 +291,7 @@ class ApgdT(Attack):
 
     def runs(self) -> Sequence[Run]:
         stepper = stepper_for(self.setting)
-        targets = range(1, self.setting.budget.n_targets(self.setting.n_classes) + 1)
-        return [Run(self.name, "apgd-t/{rank}", stepper, target, block=BLOCK, loss="dlr") for target in targets]
+        return [Run(self.name, stepper, target, block=BLOCK, loss="dlr") for target in self.setting.targets]
 
 
 def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
@@ -313,6 +311,6 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
     def borderline(image: ImageSummary) -> bool:
         return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
 
-    polish = Run(attack, "polish", stepper, from_best=True, loss="margin", float32=True)
+    polish = Run("polish", stepper, from_best=True, loss="margin", float32=True, attack=attack)
     again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
     return [polish, *again, *(replace(run, float32=True, wanted=borderline, block="repeats") for run in low_precision)]

@@ -38,9 +38,13 @@ class Setting:
     threat: ThreatModel
     budget: AttackBudget
     n_classes: int
-    seed: int = 0
     model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
     low_precision: bool = False  # passes compute below float32, except for runs with `float32`
+
+    @property
+    def targets(self) -> range:
+        """The values of `Run.target`, one per target."""
+        return range(1, self.budget.n_targets(self.n_classes) + 1)
 
     def is_borderline(self, image: ImageSummary, *, slack: float = 0.0) -> bool:
         """Return whether an image is not broken but has a margin close to 0. All attacks use this rule.

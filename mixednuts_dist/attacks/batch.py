@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import PassSizes
 from ..mixing.margins import log_one_minus_signed_margin
+from ..norms.random import key_number
 from .gradient_model import GradientModel, Outputs
 from .image_record import Job, QueuedPoint
 from .stepper import Counts, Doubles, Flags, Images, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
@@ -26,7 +27,6 @@ READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the de
 class Points(SlotState):
     """Results that the batch itself keeps for each slot, with margins in the precision of the passes."""
 
-    x: Images  # clean images
     labels: Counts
     targets: Counts
     best: Images  # where the smallest margin was seen
@@ -47,18 +47,25 @@ class Batch:
         model: computes the passes.
         sizes: chooses how many rows a pass has.
         like_BCHW: images, to try smaller batch shapes with.
+        seed: part of the keys of random numbers.
         stop_when_broken: verify misclassified points before their run is over.
     """
 
     def __init__(
-        self, stepper: Stepper[Any], model: GradientModel, sizes: PassSizes, like_BCHW: Tensor, stop_when_broken: bool
+        self,
+        stepper: Stepper[Any],
+        model: GradientModel,
+        sizes: PassSizes,
+        like_BCHW: Tensor,
+        seed: int,
+        stop_when_broken: bool,
     ) -> None:
-        self.stepper, self.model, self.sizes, self._stop_when_broken = stepper, model, sizes, stop_when_broken
+        self.stepper, self.model, self.sizes = stepper, model, sizes
+        self._seed, self._stop_when_broken = seed, stop_when_broken
         self.waiting: list[Job] = []
         self.running: dict[int, Job] = {}  # by slot
         self.n_images = 0  # with runs here
         self.n_steps = 0
-        self.n_rows = 0  # rows of all passes
         self._like = like_BCHW
         self._read_every = READ_EVERY if like_BCHW.is_cuda else 1  # steps
         self._state, self._points = stepper.init(like_BCHW[:0]), Points.of(like_BCHW[:0])
@@ -88,7 +95,6 @@ class Batch:
         self._keep_best(x, result)
         points.over |= self.stepper.tell(self._state, x, result)
         self.n_steps += 1
-        self.n_rows += len(x)
         # On an accelerator this is the only wait of a step.
         return self._collected() if self.n_steps % self._read_every == 0 else []
 
@@ -96,12 +102,6 @@ class Batch:
         """Free the slots of runs that are no longer open for their image, and forget those that wait."""
         self.waiting = [job for job in self.waiting if job.is_open]
         self._free([slot for slot, job in self.running.items() if not job.is_open])
-
-    def note_passes(self) -> None:
-        """Store the current number of passes in each running job."""
-        n_passes = self._points.n_passes.tolist()
-        for slot, job in self.running.items():
-            job.n_passes = n_passes[slot]
 
     # A step
 
@@ -155,17 +155,14 @@ class Batch:
         """Read the flags; return new copies and the best points of runs that are over, whose slots become free."""
         points = self._points
         over, queued_at, n_passes = torch.stack([points.over.long(), points.queued_at, points.n_passes]).cpu().tolist()
-        copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.queued_at]
+        copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.n_passes]
         ended = [slot for slot in self.running if over[slot]]
         queued = []
-        for slots, pixels, at, ends in (
-            (copied, points.queued, queued_at, False),
-            (ended, points.best, n_passes, True),
-        ):
+        for slots, pixels, at in ((copied, points.queued, queued_at), (ended, points.best, n_passes)):
             for slot, x in zip(slots, pixels[sent(slots, points.labels)] if slots else (), strict=True):
-                job = self.running[slot]
-                job.n_passes = job.queued_at = at[slot]
-                queued.append(QueuedPoint(job, x, at[slot], ends))
+                queued.append(QueuedPoint(self.running[slot], x, at[slot], ends=pixels is points.best))
+        for slot, job in self.running.items():
+            job.n_passes = n_passes[slot]
         self._free(ended)
         return queued
 
@@ -201,12 +198,11 @@ class Batch:
             best=torch.stack([image.best for image in images]),
             labels=sent([image.label for image in images], like),
             targets=sent([job.target for job in jobs], like),
-            names=[job.name for job in jobs],
-            sample_ids=[image.sample_id for image in images],
+            keys=sent([key_number(self._seed, job.name, job.run.restart, job.image.sample_id) for job in jobs], like),
         )
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
         # Margins in different precisions are not comparable, so each run starts without the image's best margin.
-        points.x[slots] = points.best[slots] = batch.x
+        points.x[slots] = points.best[slots] = self._state.x[slots] = batch.x
         points.log1m_margin[slots], points.least_depth[slots] = -torch.inf, -torch.inf
         points.wrong[slots] = points.over[slots] = False
         points.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY

@@ -34,7 +34,7 @@ class AttackBudget:
     n_target_classes: int = 9  # targets of APGD-T and FAB-T, at most the number of classes minus 1
     n_queries: int = 5000  # queries of Square
     border_restarts: int = 2  # repeats of MMAA on borderline images
-    joint_starts: int = 3  # most random starts of the joint attack per target; its limit on passes may allow fewer
+    joint_starts: int = 3  # most random starts of the joint attack per target; n_iter=100 allows 2
     n_restarts: int = 1  # starts of APGD-CE, APGD-DLR and untargeted FAB; FAB's first start is the clean image
     own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> other values for this attack alone
 

@@ -34,24 +34,25 @@ def checked_labels(
     threat: ThreatModel,
     attacks: Sequence[str],
     eot: int | None = None,
+    cached_BCHW: Tensor | None = None,
 ) -> Tensor:
     """Check the arguments of `autoattack`, with its errors and warnings, and return the labels as int64."""
     _check_types(x_BCHW, y_B, threat, attacks, eot)
     check_images(x_BCHW, y_B)
+    if cached_BCHW is not None:
+        _check_cached(cached_BCHW, x_BCHW, y_B, threat)
     _check_mode(model, random=eot is not None)
     tried = x_BCHW[:_N_TRIED].detach()
     logits_BK = _tried_logits(model, tried, random=eot is not None)
-    if int(y_B.min()) < 0 or int(y_B.max()) >= logits_BK.shape[1]:
-        raise InvalidInputError(
-            f"labels range from {int(y_B.min())} to {int(y_B.max())}, the model's classes from 0 to "
-            f"{logits_BK.shape[1] - 1}"
-        )
+    low, high, last = int(y_B.min()), int(y_B.max()), logits_BK.shape[1] - 1
+    if low < 0 or high > last:
+        raise InvalidInputError(f"labels range from {low} to {high}, the model's classes from 0 to {last}")
     if any(ATTACKS.get(name).takes_gradient for name in attacks):
         _check_gradient(model, tried, logits_BK)
     return y_B.long()
 
 
-def check_cached(cached_BCHW: Tensor, x_BCHW: Tensor, y_B: Tensor, threat: ThreatModel) -> None:
+def _check_cached(cached_BCHW: Tensor, x_BCHW: Tensor, y_B: Tensor, threat: ThreatModel) -> None:
     """Reject known adversarial examples that are outside the threat model, or of other images."""
     check_images(cached_BCHW, y_B)
     if cached_BCHW.shape != x_BCHW.shape:

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
+from ..mixing.margins import at
 from ..norms.ball import ball_of, per_image
 from .attack import Attack
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .hyperplane import project_on_plane
-from .losses import at
 from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 OVERSHOOT = 1.05  # eta: the step is this many times as long as the way to the linearized boundary
@@ -44,7 +44,6 @@ _ROWS_ON_CPU = 32  # the arrays of this many images stay in the cache
 class FabState(SlotState):
     """FAB's state of each slot."""
 
-    x: Images  # clean image
     x_next: Images  # the point to evaluate
     left: Counts  # number of iterates that are not checked yet
 
@@ -67,7 +66,7 @@ class FabSteps(Stepper[FabState]):
 
     def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image, which is linearized first."""
-        state.x[slots] = state.x_next[slots] = batch.x
+        state.x_next[slots] = batch.x
         state.left[slots] = self.n_iter
 
     def ask(self, state: FabState) -> Tensor:
@@ -96,7 +95,6 @@ class FabSteps(Stepper[FabState]):
 class UntargetedFabState(SlotState):
     """Untargeted FAB's state of each slot."""
 
-    x: Images  # clean image
     x_now: Images  # the iterate, or the point pulled back from it
     grad: Images  # gradient of the nearest class so far
     value: Numbers  # f_k of this class
@@ -122,9 +120,9 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
-        start = batch.random_start(type(self.ball)(START * self.ball.eps), self.seed)
+        start = batch.random_start(type(self.ball)(START * self.ball.eps))
         copy_rows(start, batch.x, sent([not run.restart for run in batch.runs], slots).bool())
-        state.x[slots], state.x_now[slots] = batch.x, start
+        state.x_now[slots] = start
         state.number[slots], state.checking[slots] = 0, False
         state.distance[slots], state.left[slots] = torch.inf, self.n_iter
 
@@ -213,10 +211,8 @@ class Fab(Attack):
 
     def runs(self) -> Sequence[Run]:
         """Return one run per target."""
-        setting, budget = self.setting, self.setting.budget
-        stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
-        targets = range(1, budget.n_targets(setting.n_classes) + 1)
-        return [Run(self.name, f"{self.name}/{{rank}}", stepper, target, block=self.name) for target in targets]
+        stepper = FabSteps(self.setting.threat, self.setting.budget.n_iter)
+        return [Run(self.name, stepper, target, block=self.name) for target in self.setting.targets]
 
 
 @ATTACKS(
@@ -237,7 +233,6 @@ class UntargetedFab(Attack):
 
     def runs(self) -> Sequence[Run]:
         """Return one run per restart."""
-        setting = self.setting
-        stepper = UntargetedFabSteps(setting.threat, setting.seed, n_iter=setting.budget.n_iter)
-        restarts = range(setting.budget.n_restarts)
-        return [Run(self.name, self.name, stepper, restart=restart, block=self.name) for restart in restarts]
+        budget = self.setting.budget
+        stepper = UntargetedFabSteps(self.setting.threat, budget.n_iter)
+        return [Run(self.name, stepper, restart=i, block=self.name) for i in range(budget.n_restarts)]

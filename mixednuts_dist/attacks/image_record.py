@@ -21,8 +21,7 @@ class Job:
     image: "ImageRecord"
     place: int  # place of the run in the plan
     run: Run
-    n_passes: int = 0  # passes of its steps that the host knows of; after a misclassified point, those up to it
-    queued_at: int = 0  # number of passes at its last point in the verification queue
+    n_passes: int = 0  # passes that the host knows of; after a misclassified point, those up to it
     n_verified: int = 0  # number of its verified points
     reached: float = -inf  # the largest log1m_margin among its verified points
     is_open: bool = True  # whether the image still waits for its result
@@ -35,7 +34,7 @@ class Job:
     @property
     def name(self) -> str:
         """The run's name, with the target's rank on the clean image."""
-        return self.run.name.format(rank=self.image.ranks[self.run.target - 1]) if self.run.target else self.run.name
+        return f"{self.run.name}/{self.image.ranks[self.run.target - 1]}" if self.run.target else self.run.name
 
 
 @dataclass(eq=False)

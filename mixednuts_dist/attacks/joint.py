@@ -31,7 +31,8 @@ MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
 MOST_STEPS = 33  # steps per run; they broke as many images as 100
 # (weight of the standard classifier's margin, whether to start from the best point so far), in the order of the runs.
-# With 100 iterations and 9 targets, the limit on passes (see `Joint`) allows 26 of the 45 runs: about three turns.
+# Each turn has one run per target. After each of the `AttackBudget.joint_starts` random starts comes a start from the
+# best point. With 100 iterations, the limit on passes (see `Joint`) ends the runs just before the third turn ends.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
@@ -39,7 +40,6 @@ TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 class JointState(SlotState):
     """The joint attack's state of each slot."""
 
-    x: Images  # clean image
     x_adv: Images  # to be evaluated next
     momentum: Images
     iteration: Counts  # number of the next evaluation; 0 is that of the starting point
@@ -56,7 +56,7 @@ class JointSteps(Stepper[JointState]):
         return JointState.of(like_SCHW)
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
-        state.x[slots], state.x_adv[slots] = batch.x, batch.start(self.ball, self.seed)
+        state.x_adv[slots] = batch.start(self.ball)
         state.momentum[slots], state.iteration[slots] = 0, 0
         state.weight[slots] = sent([run.weight for run in batch.runs], state.weight)
 
@@ -97,23 +97,15 @@ class Joint(Attack):
 
     def runs(self) -> Sequence[Run]:
         setting, budget = self.setting, self.setting.budget
-        if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
+        if not isinstance(setting.model, MixedClassifier):
             return []
-        n_iter = min(budget.n_iter, MOST_STEPS)
-        stepper = JointSteps(setting.threat, setting.seed, n_iter)
+        stepper = JointSteps(setting.threat, min(budget.n_iter, MOST_STEPS))
         # If the standard classifier's class changes from the label to k, the margin falls by up to 2 (1 - alpha).
         wanted = partial(setting.is_borderline, slack=2 * float(setting.model.mixture.one_minus_alpha))
-        runs: list[Run] = []
-        n_random = 0
-        for weight, from_best in TURNS:
-            if not from_best and n_random == budget.joint_starts:
-                break
-            runs += [
-                Run(
-                    self.name, "joint/{rank}", stepper, target=target, restart=n_random, from_best=from_best,
-                    weight=weight, wanted=wanted,
-                )
-                for target in range(1, budget.n_targets(setting.n_classes) + 1)
-            ]  # fmt: skip
-            n_random += not from_best
-        return runs[: self.passes(budget, setting.n_classes)[1] // (n_iter + 1)]
+        turns = enumerate(TURNS[: 2 * budget.joint_starts], start=1)
+        runs = [
+            Run(self.name, stepper, target, number // 2, from_best=from_best, weight=weight, wanted=wanted)
+            for number, (weight, from_best) in turns
+            for target in setting.targets
+        ]
+        return runs[: self.passes(budget, setting.n_classes)[1] // (stepper.n_iter + 1)]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..config.register import LOSSES
 from ..errors import InvalidInputError
+from ..mixing.margins import at, others
 from .gradient_model import MixedOutputs, Outputs
 
 _TINY = 1e-12  # added to DLR's denominator, as in AutoAttack, so that equal logits do not divide by zero
@@ -63,21 +64,14 @@ def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Ten
 
 @LOSSES("joint", describes="the margins of both base classifiers to the target, for mixed classifiers")
 def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """`joint_loss` of the two base classifiers; `weights_B` weighs the standard classifier's margin."""
-    if not isinstance(outputs, MixedOutputs):
-        raise InvalidInputError("the loss 'joint' needs a mixed classifier; this classifier has no base classifiers")
-    return joint_loss(outputs.std_logits.double(), outputs.mapped_logits, labels_B, targets_B, weights_B)
-
-
-def joint_loss(
-    std_logits_BK: Tensor, mapped_logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor
-) -> Tensor:
-    """`log(1 - (p_y - p_k)) + w min(0, g_k - max_{j != k} g_j)`, shape (B,), for label y, target k and weight w.
+    """`log(1 - (p_y - p_k)) + w min(0, g_k - max_{j != k} g_j)`, for label y, target k and weight w.
 
     p are the transformed robust probabilities, and g are the standard logits. 1 - (p_y - p_k) equals 2 p_k plus the p_j
     of all classes except y and k. All terms are positive, so the loss does not saturate if p_y is close to 1.
     """
-    log_probs_BK = mapped_logits_BK.log_softmax(dim=1)
+    if not isinstance(outputs, MixedOutputs):
+        raise InvalidInputError("the loss 'joint' needs a mixed classifier; this classifier has no base classifiers")
+    std_logits_BK, log_probs_BK = outputs.std_logits.double(), outputs.mapped_logits.log_softmax(dim=1)
     twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
     twice_BK = twice_BK.scatter(1, labels_B[:, None], -torch.inf)
     rob_B = (log_probs_BK + twice_BK).logsumexp(dim=1)
@@ -88,13 +82,3 @@ def joint_loss(
 def anyone(mask: Tensor) -> bool:
     """Return whether any entry is true. On an accelerator, return True at once, because reading the mask would wait."""
     return mask.device.type != "cpu" or bool(mask.any())
-
-
-def at(logits_BK: Tensor, index_B: Tensor) -> Tensor:
-    """Return the logit of one class per image, (B,)."""
-    return logits_BK.gather(1, index_B[:, None]).squeeze(1)
-
-
-def others(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Return the logits with those of the labels at minus infinity."""
-    return logits_BK.scatter(1, labels_B[:, None], -torch.inf)

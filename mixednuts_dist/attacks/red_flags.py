@@ -56,14 +56,9 @@ def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
 
 def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, shape: BatchShape) -> Tensor:
     """Return (B,) bool: whether the input gradient of the cross-entropy is zero or does not exist."""
-
-    def gradient(images: Tensor) -> Tensor:
-        return _gradient(logits_of, images[:, 1:], images[:, 0].flatten(1)[:, 0].long())
-
-    # The label is appended as one more channel, so that images and labels are split and padded together.
-    labelled = torch.cat([y.view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:]).to(x), x], dim=1)
-    sizes = PassSizes(shape, lambda images: (gradient(images),))
-    return ~in_one_shape(gradient, labelled, sizes).flatten(1).any(dim=1)
+    rows = torch.arange(len(x), device=x.device)
+    grad_BCHW = in_one_shape(lambda i: _gradient(logits_of, x[i], y[i]), rows, PassSizes(shape, None))
+    return ~grad_BCHW.flatten(1).any(dim=1)
 
 
 def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:

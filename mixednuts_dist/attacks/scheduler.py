@@ -116,8 +116,8 @@ class Scheduler:
         self.verifier = Verifier(self.attacked.model, shape)
         subject = self.attacked.draws.model if self.attacked.draws else self.attacked.model
         low_precision = self.attacked.float32 is not None
-        self._setting, self._planner = Setting(threat, budget, 0, seed, subject, low_precision), planner
-        self._like, self._stop_when_broken, self._progress = like_BCHW, stop_when_broken, progress
+        self._setting, self._planner = Setting(threat, budget, 0, subject, low_precision), planner
+        self._like, self._seed, self._stop_when_broken, self._progress = like_BCHW, seed, stop_when_broken, progress
         self._batches: list[Batch] = []  # in the order of the plan; separate float32 shapes come last
         # The plan, in blocks of runs: (batch, runs with their places in the plan). Made by the first `admit`.
         self._blocks: list[tuple[Batch, list[tuple[int, Run]]]] = []
@@ -196,9 +196,8 @@ class Scheduler:
         verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
         for point, *found in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
             point.job.image.take_in(point, *found)
-        if self._stop_when_broken:
-            for batch in {self._blocks[image.block][0] for image in images if image.broken}:
-                batch.drop_cancelled()
+        for batch in {self._blocks[image.block][0] for image in images if image.broken}:
+            batch.drop_cancelled()
         for image in images:
             if image.next_job is None and not image.decided:
                 self._blocks[image.block][0].n_images -= 1
@@ -207,7 +206,7 @@ class Scheduler:
             present = [image for _, images in self._inside.values() for image in images]
             decided = [image for image in present if image.decided]
             n_broken = sum(image.broken for image in decided)
-            self._progress(Progress(len(present), len(decided), n_broken, *self._passes_of(present)))
+            self._progress(Progress(len(present), len(decided), n_broken, *_passes_of(present)))
 
     # Admission of images, and their way through the plan
 
@@ -236,14 +235,14 @@ class Scheduler:
     def _make_plan(self, n_classes: int) -> None:
         fast, float32 = self.attacked.fast, self.attacked.float32
         plan = self._planner(replace(self._setting, n_classes=n_classes), self.attacks)
-        models = {False: (fast, PassSizes(self.shape, fast.probe, fixed=fast.compiled))}
+        models = {False: (fast, PassSizes(self.shape, None if fast.compiled else fast.probe))}
         models[True] = models[False] if float32 is None else (float32, PassSizes(self.shape.float32, float32.probe))
         # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
         # they wait until they are full or nothing else is left.
         keys = [(run.stepper, run.float32) for run in plan]
         apart = self.shape.float32 is not self.shape
         batches = {
-            key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken)
+            key: Batch(key[0], *models[key[1]], self._like, self._seed, self._stop_when_broken)
             for key in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
         }
         self._batches = list(batches.values())
@@ -283,7 +282,7 @@ class Scheduler:
         survived = {step: (places > place) | ~broken for place, step in enumerate(steps)}
         if draws is not None and len(steps) > 1:
             survived[steps[-1]] = ~broken  # the draws verify the images after the last attack
-        device, (n_forward, n_backward) = best.device, self._passes_of(images)
+        device, (n_forward, n_backward) = best.device, _passes_of(images)
         return AttackResult(
             clean=survived.pop(CLEAN).to(device),
             broken=broken.to(device),
@@ -297,16 +296,10 @@ class Scheduler:
             decided=torch.tensor([image.decided for image in images]).to(device),
         )
 
-    def _passes_of(self, images: Sequence[ImageRecord]) -> tuple[int, int]:
-        for batch in self._batches:
-            batch.note_passes()
-        each = [image.passes() for image in images]
-        return sum(n for n, _ in each), sum(n for _, n in each)
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of all attack passes so far, including padding and runs that no longer counted."""
-        return sum(batch.n_rows for batch in self._batches)
+def _passes_of(images: Sequence[ImageRecord]) -> tuple[int, int]:
+    each = [image.passes() for image in images]
+    return sum(n for n, _ in each), sum(n for _, n in each)
 
 
 def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verified | None) -> tuple[Tensor, Tensor]:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
+from ..mixing.margins import at, others
 from ..norms.ball import TINY, Ball, per_image
 from ..norms.l1 import project_on_l1
 from ..norms.random import below, hashed
 from .attack import Attack
 from .budget import AttackBudget
-from .losses import at, others
 from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -41,7 +41,6 @@ class SquareState(SlotState):
     """Square's state of each slot."""
 
     windows: "Windows"
-    x: Images  # clean image
     x_best: Images
     loss: Doubles  # at the best point
     query: Counts  # the next one; 0 is the start
@@ -60,9 +59,8 @@ class SquareSteps(Stepper[SquareState]):
         return SquareState.of(like_SCHW, windows=WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries))
 
     def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
-        keys = batch.keys(self.seed)
-        state.x[slots], state.x_best[slots] = batch.x, state.windows.first_point(batch.x, keys)
-        state.key[slots], state.query[slots], state.loss[slots] = keys, 0, torch.inf
+        state.x_best[slots] = state.windows.first_point(batch.x, batch.keys)
+        state.key[slots], state.query[slots], state.loss[slots] = batch.keys, 0, torch.inf
 
     def ask(self, state: SquareState) -> Tensor:
         """Return the start of each new slot, and the best point with a changed window of each other slot."""
@@ -273,8 +271,7 @@ class Square(Attack):
 
     def runs(self) -> Sequence[Run]:
         setting = self.setting
-        stepper = SquareSteps(setting.threat, setting.seed, setting.budget.n_queries, self.loss_of)
-        return [Run(self.name, self.name, stepper)]
+        return [Run(self.name, SquareSteps(setting.threat, setting.budget.n_queries, self.loss_of))]
 
 
 @ATTACKS(

@@ -11,8 +11,7 @@ steppers share a batch. For all slots at once, each step of a batch calls
 The contract:
 - Slots are independent. Nothing computed for one slot may depend on another one or on the number of slots. Slots
   without a run hold old values, and all functions compute them as well.
-- Random numbers come from `norms/random.py`, keyed by (seed, attack, restart, sample id): `StartBatch.keys` or
-  `StartBatch.random_start`.
+- Random numbers come from `norms/random.py` and `StartBatch.keys`, or from `StartBatch.random_start`.
 - `ask` may be called again with the same state after memory ran out, so it must not change the state. It may
   return an array of the state. The points lie in the ball and in [0, 1]. An attack that also searches outside of the
   ball (FAB) declares `stays_inside = False`, and the batch then keeps only points inside.
@@ -33,7 +32,6 @@ from torch import Tensor
 
 from ..config.threat import ThreatModel
 from ..norms.ball import Ball, ball_of
-from ..norms.random import key_number
 from .gradient_model import Outputs
 
 
@@ -54,8 +52,7 @@ class Run:
     `image_record.Job` is such a run on one image.
     """
 
-    attack: str  # the name under which results report the images that the run breaks; `runs_of` sets it
-    name: str  # part of the key of its random numbers; "{rank}" stands for the target's rank on the clean image
+    name: str  # part of the key of its random numbers, with the target's rank on the clean image if it has a target
     stepper: "Stepper[Any]"
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
     restart: int = 0
@@ -65,6 +62,7 @@ class Run:
     weight: float = 1.0  # weight of the standard classifier's margin in the joint attack; other attacks ignore it
     float32: bool = False  # gradients in float32 whatever the precision
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
+    attack: str = ""  # the name under which results report the images that the run breaks; `runs_of` sets it
 
     @property
     def start(self) -> tuple[str, int, int]:
@@ -86,6 +84,8 @@ class SlotState:
 
     A stepper may replace a tensor by another one of the same shape, for example to swap two buffers.
     """
+
+    x: Images  # clean images; the batch sets them before `start`
 
     @classmethod
     def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
@@ -118,23 +118,17 @@ class StartBatch:
     best: Tensor  # the points with the smallest verified margins so far; the clean image if there is none
     labels: Tensor
     targets: Tensor  # classes; the label if the run has no target
-    names: Sequence[str]  # `Run.name` with the target's rank on the clean image instead of "{rank}"
-    sample_ids: Sequence[int]
+    keys: Tensor  # int64, hashes of (seed, run, restart, sample id)
 
-    def random_start(self, ball: Ball, seed: int) -> Tensor:
-        """Return AutoAttack's random start in the ball, keyed by (seed, run, restart, sample id)."""
-        return ball.random_start(self.x, self.keys(seed))
+    def random_start(self, ball: Ball) -> Tensor:
+        """Return AutoAttack's random start in the ball."""
+        return ball.random_start(self.x, self.keys)
 
-    def start(self, ball: Ball, seed: int) -> Tensor:
+    def start(self, ball: Ball) -> Tensor:
         """Return the best points so far for runs with `from_best`, and random starts for the others."""
-        start = self.random_start(ball, seed)
+        start = self.random_start(ball)
         copy_rows(start, self.best, sent([run.from_best for run in self.runs], self.labels).bool())
         return start
-
-    def keys(self, seed: int) -> Tensor:
-        """Return a key per run, (n,) int64, for `norms/random.py`."""
-        each = zip(self.names, self.runs, self.sample_ids, strict=True)
-        return sent([key_number(seed, name, run.restart, sample_id) for name, run, sample_id in each], self.labels)
 
 
 @dataclass
@@ -160,15 +154,9 @@ State = TypeVar("State", bound=SlotState)
 
 @dataclass(frozen=True)
 class Stepper(Generic[State]):
-    """Base class of all steppers; the docstring of the module describes the contract.
-
-    Args:
-        threat: the balls around the images.
-        seed: part of the keys of random numbers.
-    """
+    """Base class of all steppers; the docstring of the module describes the contract."""
 
     threat: ThreatModel
-    seed: int = 0
 
     # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1

@@ -1,9 +1,8 @@
 """The straight-through estimator for code that cuts the gradient (BPDA with the identity, Athalye et al. 2018).
 
 Rounded pixels, quantization, JPEG and hard thresholds have no gradient or a gradient of zero, so gradient attacks
-cannot succeed. One forward and backward pass shows where the gradient stops: between the last input or output of a
-module without a gradient and the next one that has a gradient. There, the forward pass does not change, and the
-backward pass becomes the identity.
+cannot succeed. A cut lies between the last input or output of a module without a gradient and the next one that has a
+gradient. There, the forward pass does not change, and the backward pass becomes the identity.
 
 The search finds cuts in modules and in a `forward`, if the tensors before and after the cut have the same shape or
 differ only by flattening. It does not find gradients that are small but not zero, thresholds that cut some entries of a
@@ -56,16 +55,12 @@ def straight_through(model: nn.Module) -> nn.Module:
 
 
 class StraightThrough(nn.Module):
-    """A network whose cuts have an identity backward pass.
-
-    A cut lies between two inputs or outputs of modules. `cuts` maps the end of each cut to its beginning, and is None
-    until the first pass that takes a gradient.
-    """
+    """A network whose cuts have an identity backward pass; `cuts` maps the end of each cut to its beginning."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.cuts: dict[str, str] | None = None
+        self.cuts: dict[str, str] | None = None  # until the first pass that takes a gradient
         self.training = network.training  # `train` would change the mode of the network's modules
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -94,17 +89,15 @@ def _find_cuts(network: nn.Module, like_BCHW: Tensor) -> dict[str, str]:
             if logits_BK.requires_grad:  # linear weights do not saturate, as a cross-entropy does
                 loss = (logits_BK * torch.linspace(1, 2, logits_BK.shape[1]).to(logits_BK)).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
-        order = list(seen)
-        reached = [i for i, place in enumerate(order) if _has_gradient(seen[place])]
-        blind = [i for i, place in enumerate(order) if seen[place].requires_grad and i not in reached]
+        places, values = list(seen), list(seen.values())
+        reached = [i for i, each in enumerate(values) if _has_gradient(each)]
+        blind = [i for i, each in enumerate(values) if each.requires_grad and i not in reached]
         end = reached[0] if reached else 1 + max(blind, default=-1)
-        if end in (0, len(order)) or order[end] in cuts:
+        shape = values[end].shape if end < len(values) else None
+        fits = [i for i in blind if i < end and shape in (values[i].shape, values[i].flatten(1).shape)]
+        if not fits or places[end] in cuts:
             return cuts  # the images have a gradient, or nothing is left to try
-        shape = seen[order[end]].shape
-        fits = [i for i in blind if i < end and shape in (seen[order[i]].shape, seen[order[i]].flatten(1).shape)]
-        if not fits:
-            return cuts
-        cuts[order[end]] = order[fits[-1]]
+        cuts[places[end]] = places[fits[-1]]
 
 
 def _with_identities(
@@ -112,8 +105,7 @@ def _with_identities(
 ) -> Tensor:
     """Return the logits, with an identity backward pass through the cuts.
 
-    The function adds copies of the first input and of the output of each module to `seen`, in the order of the pass.
-    Each copy has its own gradient, even if two modules share a tensor.
+    `seen` receives a copy of the first input and of the output of each module, in the order of the pass.
     """
     beginnings: dict[str, Tensor] = {}
 
@@ -124,7 +116,7 @@ def _with_identities(
         if place in cuts.values():
             beginnings[place] = values
         if seen is not None and place not in seen and values.is_floating_point():
-            values = seen[place] = values.clone()
+            values = seen[place] = values.clone()  # has its own gradient, even if two modules share a tensor
             if values.requires_grad:
                 values.retain_grad()
         return values
@@ -144,6 +136,5 @@ def _with_identities(
 
 def _has_gradient(values: Tensor) -> bool:
     """Return whether the gradient is not zero on at least half of the images."""
-    if values.grad is None:
-        return False
-    return bool(2 * values.grad.flatten(1).any(dim=1).sum() >= len(values)) if values.dim() > 1 else True
+    grad = values.grad
+    return grad is not None and (grad.dim() < 2 or bool(2 * grad.flatten(1).any(dim=1).sum() >= len(grad)))

@@ -82,7 +82,8 @@ class EvaluateConfig(Section):
         default=0.9, ge=0, le=1, description="Share of the raw logits of the robust classifier in the surrogate (r_d)."
     )
     joint_starts: Repeats = Field(
-        default=3, description="Starts of the joint attack on borderline images. The paper uses 0."
+        default=3,
+        description="Most random starts of the joint attack per target. 100 iterations allow 2. The paper uses 0.",
     )
     warm_start: bool = Field(
         default=True,

@@ -25,7 +25,7 @@ def signed_margin(probs_BK: Tensor, labels_B: Tensor) -> Tensor:
     [-0.25]
     """
     _require_classes("probs", probs_BK)
-    return _at(probs_BK, labels_B) - _without(probs_BK, labels_B).amax(dim=1)
+    return at(probs_BK, labels_B) - others(probs_BK, labels_B).amax(dim=1)
 
 
 def top2_margin(probs_BK: Tensor) -> Tensor:
@@ -61,11 +61,11 @@ def _log_one_minus_margin(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor
     """Return `log(1 - (p_winner - p_rival))`; by default the rival is the best class except the winner."""
     _require_classes("logits", logits_BK)
     logits_BK = logits_BK.double()
-    others_BK = _without(logits_BK, winners_B)
+    others_BK = others(logits_BK, winners_B)
     best_B = others_BK.amax(dim=1)
     rest_B = (others_BK - best_B[:, None]).exp().sum(dim=1)
-    behind_B = torch.zeros_like(best_B) if rivals_B is None else _at(logits_BK, rivals_B) - best_B
-    return log_one_minus_lead_from_parts(rest_B, _at(logits_BK, winners_B) - best_B, behind_B)
+    behind_B = torch.zeros_like(best_B) if rivals_B is None else at(logits_BK, rivals_B) - best_B
+    return log_one_minus_lead_from_parts(rest_B, at(logits_BK, winners_B) - best_B, behind_B)
 
 
 def log_one_minus_lead_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
@@ -87,11 +87,13 @@ def log_one_minus_lead_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) ->
     return torch.where(margin < 0.5, torch.log1p(-margin), large)
 
 
-def _at(values_BK: Tensor, index_B: Tensor) -> Tensor:
+def at(values_BK: Tensor, index_B: Tensor) -> Tensor:
+    """Return the value of one class per image, (B,)."""
     return values_BK.gather(1, index_B[:, None]).squeeze(1)
 
 
-def _without(values_BK: Tensor, index_B: Tensor) -> Tensor:
+def others(values_BK: Tensor, index_B: Tensor) -> Tensor:
+    """Return the values with those of one class per image at minus infinity."""
     return values_BK.scatter(1, index_B[:, None], -torch.inf)
 
 

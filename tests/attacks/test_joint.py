@@ -5,17 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.gradient_model import MixedOutputs
 from mixednuts_dist.attacks.joint import Joint
-from mixednuts_dist.attacks.losses import joint_loss
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
+from mixednuts_dist.config.register import LOSSES
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.mixing.transforms import IdentityTransform, LogitTransform
+from tests.helpers.small_nets import tiny_mixture
 from tests.helpers.stepping import started
 
 THREAT = ThreatModel("Linf", 0.15)
@@ -28,6 +31,12 @@ def mixed() -> MixedClassifier:
     return MixedClassifier(demo_std(), demo_rob(), transform, 0.9337, surrogate_alpha=0.977)
 
 
+def joint_loss(std_BK: Tensor, mapped_BK: Tensor, labels: Tensor, targets: Tensor, weight: float) -> Tensor:
+    outputs = MixedOutputs(tiny_mixture(transform=IdentityTransform()), "transfer", std_BK, mapped_BK)
+    loss: Tensor = LOSSES.get("joint")(outputs, labels, targets, torch.full((len(labels),), weight))
+    return loss
+
+
 def test_the_loss_is_what_decides_the_mixture() -> None:
     generator = torch.Generator().manual_seed(0)
     std, mapped = (3 * torch.randn(200, 5, generator=generator).double() for _ in range(2))
@@ -35,7 +44,7 @@ def test_the_loss_is_what_decides_the_mixture() -> None:
     targets = (labels + 1 + torch.randint(4, (200,), generator=generator)) % 5
     rows, probs = torch.arange(200), mapped.softmax(dim=1)
     gap = probs[rows, labels] - probs[rows, targets]
-    loss = joint_loss(std, mapped, labels, targets, torch.full((200,), 16.0))
+    loss = joint_loss(std, mapped, labels, targets, 16.0)
     votes = std.argmax(dim=1) == targets
     assert 0 < int(votes.sum()) < 200
     assert torch.allclose(loss[votes], (1 - gap[votes]).log())
@@ -45,7 +54,7 @@ def test_the_loss_is_what_decides_the_mixture() -> None:
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_joint_loss_is_finite_on_saturated_logits(n_classes: int) -> None:
     certain = (1e6 * torch.eye(n_classes)[:1]).double().requires_grad_()
-    loss = joint_loss(certain, certain, torch.tensor([0]), torch.tensor([1]), torch.tensor([256.0]))
+    loss = joint_loss(certain, certain, torch.tensor([0]), torch.tensor([1]), 256.0)
     (grad,) = torch.autograd.grad(loss.sum(), certain)
     assert math.isfinite(float(loss.detach()))
     assert bool(torch.isfinite(grad).all())

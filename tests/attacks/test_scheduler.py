@@ -55,6 +55,17 @@ def found_by(model: Any, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
     return engine_of(model, x, **options).run_one(all_of(x, y))
 
 
+def counted(model: nn.Module) -> tuple[AttackedModel, list[int]]:
+    """Return the attacked model, and a list of the rows of its attacks' passes."""
+    rows: list[int] = []
+
+    def run(x: Tensor) -> Outputs:
+        rows.append(len(x))
+        return Outputs(model(x))
+
+    return replace(AttackedModel.of(model), fast=GradientModel(run)), rows
+
+
 def of_one_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the images of the most frequent class, their labels, and the class as a one-hot row."""
     label = y.mode().values
@@ -168,9 +179,10 @@ def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: b
             return runs if side_by_side else [replace(run, block="") for run in runs]
 
         options = {"attacks": attacks, "budget": AttackBudget(12, 9), "planner": plan, "stop_when_broken": stop}
-        engine = engine_of(model, x, rows=32, **options)
+        attacked, rows = counted(model)
+        engine = engine_of(attacked, x, rows=32, **options)
         finished = engine.run_one(Group(x[images], y[images], images.tolist()))
-        padding[side_by_side] = engine.n_rows - finished.n_forward
+        padding[side_by_side] = sum(rows) - finished.n_forward
         return finished
 
     whole = found(torch.arange(40), side_by_side=False)
@@ -265,7 +277,6 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
 
     @dataclass
     class State(SlotState):
-        x: Tensor
         target: Tensor
         iteration: Tensor
 
@@ -279,7 +290,7 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
 
         def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
             first = torch.tensor([run.target for run in batch.runs], dtype=torch.float32)
-            state.x[slots], state.target[slots], state.iteration[slots] = batch.x, first, 0.0
+            state.target[slots], state.iteration[slots] = first, 0.0
 
         def ask(self, state: State) -> Tensor:
             arrives = torch.where(state.target == breaks_last, n_iter - 1, 0)
@@ -293,7 +304,7 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
     noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
     fooling = noise[model(noise).argmax(dim=1) != y][:4]
     for breaks_last in (1, 2):
-        runs = [Run("steps", f"steps/{i}", Steps(LINF), i, block="steps") for i in range(1, 5)]
+        runs = [Run("steps", Steps(LINF), i, block="steps") for i in range(1, 5)]
         options = {"attacks": ("steps",), "planner": lambda *_, runs=runs: runs, "budget": AttackBudget(n_iter, 4)}
         finished = found_by(model, x, y, rows=8, **options)
         assert torch.equal(finished.x_adv, fooling[breaks_last - 1 : breaks_last])
@@ -312,7 +323,8 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
 
     padding = {}
     for n_prefetched in (0, 2):
-        engine, n_backward = engine_of(model, x), 0
+        attacked, rows = counted(model)
+        engine, n_backward = engine_of(attacked, x), 0
         for i, first in enumerate(firsts):
             found = engine.finish(first, group, firsts[i + 1 : i + 1 + n_prefetched])
             n_backward += found.n_backward
@@ -320,7 +332,7 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
             assert torch.equal(found.log_one_minus_margin, whole.log_one_minus_margin[first : first + 8])
             assert bool(found.decided.all())
         assert not engine._inside and not engine._done
-        padding[n_prefetched] = engine.n_rows - n_backward
+        padding[n_prefetched] = sum(rows) - n_backward
         assert n_backward == whole.n_backward
     assert made == firsts * 2
     assert padding[2] < padding[0] / 2

@@ -28,7 +28,7 @@ from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.norms.random import below, hashed, key_number
 from tests.helpers.small_nets import images, small_net
-from tests.helpers.stepping import Pass, stepped
+from tests.helpers.stepping import Pass, start_keys, stepped
 
 N_QUERIES = 210  # windows shrink after 10, 50 and 200 queries
 SEED = 4  # with 3 the float32 roundings of one search in L1 add up to 1.4e-3
@@ -86,11 +86,12 @@ class Published(SquareAttack):
 
 
 def ours(attack: Square, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, ids: list[int]) -> list[Pass]:
-    return list(stepped(attack.runs()[0], model, x, y, ids=ids))
+    keys = torch.tensor([key_number(SEED, attack.name, 0, sample_id) for sample_id in ids])
+    return list(stepped(attack.runs()[0], model, x, y, keys=keys))
 
 
 def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> Square:
-    return kind(Setting(threat, AttackBudget(n_queries=n_queries), 10, SEED))
+    return kind(Setting(threat, AttackBudget(n_queries=n_queries), 10))
 
 
 @pytest.mark.parametrize(
@@ -158,9 +159,9 @@ def test_saturated_logits_still_order_the_queries() -> None:
     y, exact = net(x).argmax(dim=1), small_net(10, (3, 8, 8), sharpness=4000).double()
     n_lowered = 0
     for seed in range(8):
-        run = SquareMargin(Setting(LINF, AttackBudget(n_queries=60), 10, seed)).runs()[0]
+        run, keys = square(LINF, 60, SquareMargin).runs()[0], start_keys("square-margin", 5, seed)
         state, losses, asked = run.stepper.init(x), [], []
-        for step in stepped(run, net, x, y, state=state):
+        for step in stepped(run, net, x, y, keys=keys, state=state):
             losses.append(state.loss.clone())
             asked.append(-log_one_minus_signed_margin(exact(step.x.double()), y))
         first, least = asked[0], torch.stack(asked).amin(dim=0)

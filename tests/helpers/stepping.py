@@ -1,6 +1,6 @@
 """Step an attack's runs one pass at a time, to compare them with the published code."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.gradient_model import AttackedModel
-from mixednuts_dist.attacks.stepper import Run, StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import Run, StartBatch, StepResult
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.random import key_number
 
@@ -24,40 +24,16 @@ class Pass:
     done: Tensor
 
 
-def start_keys(name: str, n: int, seed: int = 0) -> Tensor:
-    """Return the keys of the random starts of a run on the images 0 .. n - 1, (n,)."""
-    return torch.tensor([key_number(seed, name, 0, i) for i in range(n)])
+def start_keys(name: str, n: int, seed: int = 0, restart: int = 0) -> Tensor:
+    """Return the keys of the random numbers of a run on the images 0 .. n - 1, (n,)."""
+    return torch.tensor([key_number(seed, name, restart, i) for i in range(n)])
 
 
-def started(
-    run: Run, x: Tensor, y: Tensor, targets: Tensor | None = None, ids: Sequence[int] | None = None
-) -> StartBatch:
-    """Images that begin a run, with the ids 0, 1, ... unless they are given."""
-    names = [run.name.format(rank=2)] * len(x)
-    return StartBatch([run] * len(x), x, x, y, y if targets is None else targets, names, ids or range(len(x)))
-
-
-def one_pass(
-    stepper: Stepper[Any],
-    state: Any,
-    model: Callable[[Tensor], Tensor],
-    y: Tensor,
-    targets: Tensor,
-    *,
-    gradient: bool = True,
-) -> Pass:
-    """Step all slots once."""
-    x = stepper.ask(state)
-    leaf = x.clone().requires_grad_(gradient)
-    outputs = AttackedModel.of(model).fast.run(leaf)
-    loss, grad = outputs.logits.new_empty(0), outputs.logits.new_empty(0)
-    if gradient:
-        loss = stepper.loss(state, outputs, y, targets)
-        (grad,) = torch.autograd.grad(loss.sum(), leaf)
-    logits = outputs.model_logits
-    wrong = logits.argmax(dim=1) != y
-    result = StepResult(logits, y, targets, log_one_minus_signed_margin(logits, y), wrong, loss.detach(), grad)
-    return Pass(leaf.detach(), gradient, wrong, stepper.tell(state, x, result).clone())
+def started(run: Run, x: Tensor, y: Tensor, targets: Tensor | None = None, keys: Tensor | None = None) -> StartBatch:
+    """Images that begin a run, with the ids 0, 1, ... unless their keys are given."""
+    name = f"{run.name}/2" if run.target else run.name
+    keys = start_keys(name, len(x), restart=run.restart) if keys is None else keys
+    return StartBatch([run] * len(x), x, x, y, y if targets is None else targets, keys)
 
 
 def stepped(
@@ -66,19 +42,27 @@ def stepped(
     x: Tensor,
     y: Tensor,
     targets: Tensor | None = None,
-    ids: Sequence[int] | None = None,
+    keys: Tensor | None = None,
     state: Any = None,
 ) -> Iterator[Pass]:
     """Every pass of one run, until all slots have ended it; slots that ended earlier are stepped along."""
-    stepper, targets = run.stepper, y if targets is None else targets
+    stepper, begun = run.stepper, started(run, x, y, targets, keys)
     state = stepper.init(x) if state is None else state
-    stepper.start(state, torch.arange(len(x)), started(run, x, y, targets, ids))
+    state.x[:] = x
+    stepper.start(state, torch.arange(len(x)), begun)
     over, n = torch.zeros(len(x), dtype=torch.bool), 0
     while not bool(over.all()):
-        every = stepper.gradient_every
-        seen = one_pass(stepper, state, model, y, targets, gradient=every > 0 and n % every == 0)
-        over, n = seen.done, n + 1
-        yield seen
+        asked, gradient = stepper.ask(state), stepper.gradient_every > 0 and n % stepper.gradient_every == 0
+        leaf = asked.clone().requires_grad_(gradient)
+        outputs = AttackedModel.of(model).fast.run(leaf)
+        logits, loss, grad = outputs.model_logits, outputs.logits.new_empty(0), outputs.logits.new_empty(0)
+        if gradient:
+            loss = stepper.loss(state, outputs, y, begun.targets)
+            (grad,) = torch.autograd.grad(loss.sum(), leaf)
+        wrong, log1m_margin = logits.argmax(dim=1) != y, log_one_minus_signed_margin(logits, y)
+        result = StepResult(logits, y, begun.targets, log1m_margin, wrong, loss.detach(), grad)
+        over, n = stepper.tell(state, asked, result).clone(), n + 1
+        yield Pass(leaf.detach(), gradient, wrong, over)
 
 
 def iterates(
