@@ -16,14 +16,12 @@ import difflib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError, InvalidInputError
@@ -185,13 +183,6 @@ def _load(path: Path) -> str:
     return sha256
 
 
-class _SourceOnly(SourceFileLoader):
-    """Read the source. The bytecode cache misses an edit in the same second that keeps the file's size."""
-
-    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 def import_file(name: str, path: Path) -> ModuleType:
     """Import a Python file as the module `name`, under which other processes unpickle its objects.
 
@@ -200,12 +191,10 @@ def import_file(name: str, path: Path) -> ModuleType:
     """
     if path.suffix != ".py":
         raise ImportError(f"{path} is not a Python file")
-    loader = _SourceOnly(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        loader.exec_module(module)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    try:  # without a bytecode cache, which misses an edit in the same second that keeps the file's size
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except ModuleNotFoundError as error:
         _forget(name)
         folder, top = path.resolve().parent, str(error.name).partition(".")[0]
@@ -242,29 +231,15 @@ def _registered(path: Path, constant: str, package: str) -> Iterator[Entry]:
     if f"{constant}(" not in text:
         return
     home = f"{_PACKAGE.name}.{package}.{path.stem}"
-    nodes = list(ast.walk(ast.parse(text)))
-    made = {
-        decorator: ast.get_docstring(node)
-        for node in nodes
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        for decorator in node.decorator_list
-    }
-    for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == constant:
-            facts = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
-            name = _literal(node.args[0]) if node.args else None
-            describes = facts.pop("describes", None) or _first_line(made.get(node))
-            if isinstance(name, str) and describes:
-                yield Entry(name, describes, {key: value for key, value in facts.items() if value is not None}, home)
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == constant:
+                facts = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in decorator.keywords}
+                describes = facts.pop("describes", None) or _first_line(ast.get_docstring(node))
+                yield Entry(ast.literal_eval(decorator.args[0]), describes, facts, home)
 
 
 def _first_line(docstring: str | None) -> str:
     return (docstring or "").strip().partition("\n")[0].removesuffix(".")
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal, and None for anything else."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None

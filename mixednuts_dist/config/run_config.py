@@ -155,7 +155,7 @@ class RunConfig(Section):
     @classmethod
     def _set_defaults(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Add the defaults of the preset, and of a black box, which only Square attacks."""
-        is_black_box = ClassifierSource.of(str(content.get("rob"))).is_black_box
+        is_black_box = ClassifierSource(str(content.get("rob"))).is_black_box
         black_box = {"evaluate": {"attacks": ["square"]}} if is_black_box else {}
         for key, value in (*_PRESETS.get(str(content.get("preset")), {}).items(), *black_box.items()):
             given = content.get(key, value)

@@ -267,17 +267,29 @@ def _bins(name: str, odds: _Numbers, edges: _Numbers) -> list[Row]:
 # --- maps ------------------------------------------------------------------------------------------------------------
 
 
-def maps(cells: Sequence[Row], *, meaning: str, maximized: bool) -> Figure:
+def maps(
+    objectives: Mapping[tuple[float, float, float], float | None],
+    *,
+    chosen: tuple[float, float, float],
+    meaning: str,
+    maximized: bool,
+) -> Figure:
     """Draw the objective over s (across) and c (up), one map per p, on one color scale; darker is better.
 
     Args:
-        cells: rows of `s`, `p`, `c`, `objective` (None: cannot be used) and `selected`, which gets a ring.
-        meaning: what the objective is, with its unit.
+        objectives: (s, p, c) -> share of images in [0, 1], or None for a candidate that cannot be used.
+        chosen: the candidate that gets a ring.
+        meaning: what the objective is.
     """
+    cells = [
+        {"s": s, "p": p, "c": c, "objective": None if value is None else 100 * value, "selected": (s, p, c) == chosen}
+        for (s, p, c), value in objectives.items()
+    ]
     found = [row["objective"] for row in cells if row["objective"] is not None]
     ends = [min(found, default=0.0), max(found, default=1.0)]
     scale = {"scheme": "viridis", "reverse": maximized, "domain": ends, "nice": False}
-    legend = {"title": [meaning, "(darker is better)"], "gradientLength": 170, "titleLimit": 0, "format": ".3~g"}
+    title = [f"{meaning} (%)", "(darker is better)"]
+    legend = {"title": title, "gradientLength": 170, "titleLimit": 0, "format": ".3~g"}
     color: Row = {"field": "objective", "type": "quantitative", "scale": scale}
     return Figure(
         [

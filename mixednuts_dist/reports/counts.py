@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field, computed_field
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError
 
@@ -23,7 +21,7 @@ COUNTED = ("correct", "total", "percent", "low", "high")
 Z_95 = 1.959963984540054  # 97.5% quantile of the standard normal distribution
 
 
-def wilson_interval(correct: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     """Return the Wilson score interval of a share, as two fractions in [0, 1].
 
     It solves |share - p| = z sqrt(p (1 - p) / total) for p. Unlike `share ± z sqrt(share (1 - share) / total)` it stays
@@ -37,7 +35,7 @@ def wilson_interval(correct: int, total: int, *, z: float = Z_95) -> tuple[float
     """
     if total <= 0 or not 0 <= correct <= total:
         raise InvalidInputError(f"{correct} of {total} is not a count; need 0 <= correct <= total and total > 0")
-    share = correct / total
+    share, z = correct / total, Z_95
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     centre = share + z * z / (2 * total)
     scale = 1 + z * z / total
@@ -52,9 +50,8 @@ class Count:
 
     correct: int
     total: int
-    resampled: Annotated[tuple[float, float] | None, Field(exclude=True)] = None  # a 95% interval instead of Wilson's
+    resampled: tuple[float, float] | None = None  # a 95% interval instead of Wilson's
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def percent(self) -> float:
         """Return the share in percent; 0 if there are no images."""
@@ -68,13 +65,11 @@ class Count:
         low, high = wilson_interval(self.correct, self.total) if self.total else (0.0, 1.0)
         return 100 * low, 100 * high
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def low(self) -> float:
         """Return the lower end of the interval."""
         return self.interval[0]
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def high(self) -> float:
         """Return the upper end of the interval."""
@@ -85,7 +80,7 @@ class Count:
         """Return 1, or 2 from 1000 images on, because neighboring counts may then agree in the first decimal."""
         return 1 if self.total < 1000 else 2
 
-    def to_json(self) -> dict[str, int | float]:
+    def to_json(self) -> dict[str, Any]:
         """Return `correct`, `total`, `percent`, `low` and `high` (the last three in percent)."""
         return {name: getattr(self, name) for name in COUNTED}
 

@@ -80,18 +80,12 @@ def sensitivity(results: RunResults) -> Figure | None:
     """Draw the objective over s and c, for each p."""
     if not results.candidates:
         return None
-    chosen, criterion = results.parameters, CRITERIA.get(results.search.criterion)
-    rows = [
-        {
-            "s": row["scale"],
-            "p": row["power"],
-            "c": row["bias"],
-            "objective": 100 * row["objective"] if row["feasible"] and row["deployable"] else None,
-            "selected": (row["scale"], row["power"], row["bias"]) == chosen.at,
-        }
+    criterion = CRITERIA.get(results.search.criterion)
+    objectives = {
+        (row["scale"], row["power"], row["bias"]): row["objective"] if row["feasible"] and row["deployable"] else None
         for row in results.candidates
-    ]
-    return maps(rows, meaning=f"{criterion.meaning} (%)", maximized=criterion.maximized)
+    }
+    return maps(objectives, chosen=results.parameters.at, meaning=criterion.meaning, maximized=criterion.maximized)
 
 
 @CHARTS(

@@ -29,7 +29,7 @@ _REASONS: dict[Reason, tuple[str, str]] = {
 def report_files(results: RunResults) -> dict[str, bytes]:
     """Return every file of `report/` by name.
 
-    `index.html` is the page, `results.json` all numbers (`ResultsFile`), `table.csv` and `table.tex` the accuracy
+    `index.html` is the page, `results.json` all numbers, `table.csv` and `table.tex` the accuracy
     table, `<table>.csv` each other table, and `<figure>.pdf` each figure. `tradeoff.svg` is for model cards.
     """
     drawn = figures(results)

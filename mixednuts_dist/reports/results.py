@@ -3,7 +3,6 @@
 Shapes: N images of a batch, K classes.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from .counts import (
 )
 from .image_rows import read_batches
 from .margins import CLASSIFIERS, MarginGroup, Margins, MarginSplit, contrast, margin_groups, margin_splits
-from .results_file import AccuracyRow, ResultsFile, StageCost, SurvivalStep
+from .results_file import AccuracyRow, StageCost, SurvivalStep, plain
 from .table import Cell, Table
 from .worst_images import WorstImage, worst_images
 
@@ -125,29 +124,36 @@ class RunResults:
         return difference, *paired_interval(only_mixed, only_rob, self.n_searched)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `results.json`; `ResultsFile` is its schema."""
-        own = {name: value for name, value in vars(self).items() if name not in ("kept", "margins")}
-        content: dict[str, Any] = {
-            **own,
-            "format": ResultsFile.model_fields["format"].default,
-            "run": {**own, "id": self.run_id},
+        """Return the content of `results.json`; the keys from `std_decides` on exist for runs with `std`."""
+        about = {name: getattr(self, name) for name in ("name", "dataset", "std", "rob", "threat")}
+        copied = ("provenance", "tables", "survival", "costs", "seconds", "notes")
+        content = {
+            "format": "mixednuts-results/3",
+            "run": {"id": self.run_id, **about},
             "n_images": self.n_images,
             "summary": " ".join(summary_sentences(self)),
             "accuracy": {row.classifier: row for row in self.accuracy},
             "stages": {row.classifier: row for row in self.stages},
+            **{name: getattr(self, name) for name in copied},
             "seconds_total": sum(self.seconds.values()),
             **(self._searched() if self.found else {}),
         }
-        plain: dict[str, Any] = json.loads(ResultsFile(**content).model_dump_json(exclude_unset=True))
-        return plain
+        found: dict[str, Any] = plain(content)
+        return found
 
     def _searched(self) -> dict[str, Any]:
         """Return the keys that only a run with `std` has."""
         chosen, search = self.parameters, self.search
+        of_choice = ("cutoff", "objective", "clamp", "ln_k", "surrogate_alpha", "on_grid_edge")
+        of_search = ("criterion", "n_candidates", "n_undeployable")
         return {
             "std_decides": self.n_std_decides,
             "clean_difference": self.clean_difference,
-            "parameters": {**vars(search), **vars(chosen), **parameter_values(chosen), "cutoff": chosen.cutoff},
+            "parameters": {
+                **parameter_values(chosen),
+                **{key: getattr(chosen, key) for key in of_choice},
+                **{key: getattr(search, key) for key in of_search},
+            },
             "kept": {
                 "beta": chosen.beta,
                 "asked": asked(self),

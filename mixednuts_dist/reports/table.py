@@ -7,16 +7,16 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from markupsafe import Markup
-from pydantic import Field
 from rich import box
 from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
 from .counts import COUNTED, Count, Seconds, interval_text, minus, percent_text, seconds_text
+from .results_file import plain
 from .templates import rendered
 
 Cell = str | int | float | Count | None
@@ -49,8 +49,8 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    bold: Annotated[str | None, Field(exclude=True)] = None  # first cell of the row that stands out
-    printed: Annotated[Sequence[str] | None, Field(exclude=True)] = None  # the columns in LaTeX and on a phone
+    bold: str | None = None  # first cell of the row that stands out
+    printed: Sequence[str] | None = None  # the columns in LaTeX and on a phone
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Cell]], *, bold: str | None = None) -> "Table":
@@ -130,9 +130,9 @@ class Table:
         """Return a `<table>` for the page; every text is escaped."""
         return rendered("reports", "table.html", table=self, caption=caption, css=css, kinds=self._kinds(), **_CELLS)
 
-    def to_json(self) -> list[list[Any]]:
-        """Return the rows as plain values."""
-        return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
+    def to_json(self) -> dict[str, Any]:
+        """Return the columns and the rows as JSON holds them."""
+        return {"columns": plain(self.columns), "rows": plain(self.rows)}
 
     def _counted(self) -> dict[str, bool]:
         """Return whether each column has counts."""

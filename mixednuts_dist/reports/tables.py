@@ -13,7 +13,6 @@ from .results import (
     RunResults,
     attack_sentence,
     parameter_lines,
-    parameter_values,
     prediction,
     rounds_table,
     summary_sentences,
@@ -37,9 +36,7 @@ def accuracy_table(results: RunResults) -> Table:
 
 def search_table(search: SearchResult) -> Table:
     """Return the choice for every beta with its predictions; the deployed one is bold."""
-    rows: list[dict[str, Cell]] = [
-        {**parameter_values(entry), **prediction(entry), "beta": f"{entry.beta:g}"} for entry in search.entries
-    ]
+    rows = [{**prediction(entry), "beta": f"{entry.beta:g}"} for entry in search.entries]
     printed = ["beta", "s", "p", "c", "clean", "robust_predicted"]
     return replace(Table.of(rows, bold=f"{search.deployed_beta:g}"), printed=printed)
 

@@ -6,11 +6,10 @@ Shapes: N images of the run, C in {1, 3} channels, H x W pixels with values in [
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
-from pydantic import Field
 from torch import Tensor
 
 from .counts import minus
@@ -39,7 +38,11 @@ class WorstImage:
     reason: Reason
     rob_survives: bool  # whether `rob` remains robust under its own MMAA
     predictions: tuple[Prediction, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
-    pixels: Annotated[tuple[Any, ...], Field(exclude=True)] = ()  # the clean and the attacked image, C x H x W
+    pixels: tuple[Any, ...] = ()  # the clean and the attacked image, C x H x W
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields without the pixels."""
+        return {name: value for name, value in vars(self).items() if name != "pixels"}
 
 
 def margin_text(margin: float) -> str:

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..config.attack_config import EvaluateConfig
 from ..config.register import CRITERIA
 from ..config.run_config import RunConfig, digest
-from ..config.search_config import grid_values
 from ..distributed.executor import Executor
 from ..errors import ConfigError
 from ..mixing.margins import log_one_minus_signed_margin
@@ -148,9 +147,7 @@ class Bench:
 
     def grid(self, *betas: float) -> Grid:
         """Return the grid of the run with its selected clamp and width; by default for the deployed beta."""
-        search = self.config.search
-        scales, powers, biases = map(grid_values, (search.scales, search.powers, search.biases))
-        return Grid(scales, powers, biases, betas or (self.beta,), self.search.clamp, self.search.ln_k)
+        return Grid.configured(self.config.search, self.search.clamp, self.search.ln_k, betas=betas or (self.beta,))
 
     @property
     def n_images(self) -> int:

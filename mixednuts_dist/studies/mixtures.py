@@ -245,13 +245,7 @@ def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
 def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
     """Return the mixed classifier for every beta at which a candidate is left."""
     selection = select(bench.rows, bench.grid(*betas), bench.config.search.criterion)
-    found = {}
-    for beta in betas:
-        try:
-            found[beta] = selection.for_beta(beta).mixture()
-        except InvalidInputError:
-            continue
-    return found
+    return {choice.beta: choice.mixture() for choice in selection.chosen if choice is not None}
 
 
 def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float, float]]:

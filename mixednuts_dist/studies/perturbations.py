@@ -3,11 +3,8 @@
 from typing import Any
 
 from ..config.register import STUDIES
-from ..errors import InvalidInputError
 from ..reports.counts import compared, count, images_text
 from ..reports.table import Cell
-from ..selection.choice import Choice
-from ..storage.records import AttackRecords
 from .bench import Bench, only, robust_bound, select
 from .study import Outcome
 
@@ -68,7 +65,7 @@ def approximation(bench: Bench) -> Outcome:
     rows: list[dict[str, Cell]] = []
     kept, objectives = {}, {}
     for name, found in sources.items():
-        best = _by_the_paper(found, bench, chosen)
+        best = select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)
         kept[name], objectives[name] = robust_bound(mixture, found), 100 * best.objective
         rows.append(
             {
@@ -92,19 +89,3 @@ def approximation(bench: Bench) -> Outcome:
     remarks = ("The objective is the paper's, at the run's own s, p and c.", *bench.mmaa_reduction)
     value = "objective (%), smaller is better"
     return Outcome.with_bars(rows, "objective (%)", value=value, findings=findings, remarks=remarks)
-
-
-def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
-    """Rate the run's s, p and c by the paper's criterion.
-
-    Raises:
-        InvalidInputError: if that criterion rules out the candidate, which another criterion chose.
-    """
-    try:
-        return select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)
-    except InvalidInputError as error:
-        raise InvalidInputError(
-            f"the paper's criterion has no value for s = {chosen.scale:.4g}, p = {chosen.power:.4g}, c = "
-            f"{chosen.bias:.4g} at beta = {bench.beta:g}: its threshold there is below 0, or so close to 1 that "
-            "float32 carries no weight for `std`. Use a run with search.criterion = paper"
-        ) from error

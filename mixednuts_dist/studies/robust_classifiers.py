@@ -125,7 +125,7 @@ def base_accuracy(bench: Bench) -> Outcome:
 
 def rob_name(uri: str) -> str:
     """Return the short name of a classifier's URI, which follows the last `:` or `/`."""
-    return ClassifierSource.of(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
+    return ClassifierSource(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
 
 
 def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,13 +13,12 @@ from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
 from ..reports.charts import accuracy_scatter, lines, maps
 from ..reports.counts import compared, count
-from ..reports.drawing import Figure
 from ..reports.results import predicted
 from ..reports.table import Cell, Table
 from ..reports.tables import search_table
 from ..selection.choice import Choice
 from ..selection.criteria import PaperCriterion
-from ..selection.selection import Selection, search_grid
+from ..selection.selection import search_grid
 from ..storage.records import AttackRecords
 from .bench import Bench, clean_correct, robust_bound, select
 from .study import Outcome
@@ -174,22 +174,15 @@ def sensitivity(bench: Bench) -> Outcome:
         "of it.",
         f"Their powers p: {powers}.",
     )
-    return Outcome(Table.of(rows), _maps(selection, usable, selection.for_beta(bench.beta).at), findings)
-
-
-def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float, float]) -> Figure:
-    grid, objectives = selection.grid, selection.objectives[0]
-    return maps(
-        [
-            {"s": s, "p": p, "c": c, "selected": (s, p, c) == chosen,
-             "objective": 100 * float(objectives[i, j, k]) if bool(usable[i, j, k]) else None}
-            for i, s in enumerate(grid.scales)
-            for j, p in enumerate(grid.powers)
-            for k, c in enumerate(grid.biases)
-        ],
-        meaning="clean and wrong images above the threshold (%)",
+    values = [None if math.isnan(value) else value for value in objectives.flatten().tolist()]
+    candidates = product(selection.grid.scales, selection.grid.powers, selection.grid.biases)
+    figure = maps(
+        dict(zip(candidates, values, strict=True)),
+        chosen=selection.for_beta(bench.beta).at,
+        meaning="clean and wrong images above the threshold",
         maximized=False,
-    )  # fmt: skip
+    )
+    return Outcome(Table.of(rows), figure, findings)
 
 
 def data_sizes(total: int) -> tuple[int, int, int]:

@@ -128,7 +128,7 @@ def rob_uris(given: Sequence[str], config: RunConfig) -> list[str]:
         zoo = f"?dataset={config.data.uri.scheme}&threat={config.threat.norm}"
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         uris += [name if ":" in name else f"robustbench:{name}{zoo}" for name in names]
-    if lacking := [item for uri in uris for item in ClassifierSource.of(uri).missing("--rob")]:
+    if lacking := [item for uri in uris for item in ClassifierSource(uri).missing("--rob")]:
         listed = "".join(f"\n  {item.what}: {item.path}\n    {item.command}" for item in lacking)
         raise InvalidInputError(f"--rob: {len(lacking)} missing. Get them first:{listed}")
     return uris
@@ -149,8 +149,7 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
         "section": section,
         "title": about.describes,
         "run_id": config.run_id(),
-        "columns": list(table.columns),
-        "rows": table.to_json(),
+        **table.to_json(),
         "findings": list(outcome.findings),
         "remarks": list(outcome.remarks),
         "differs": outcome.differs,
