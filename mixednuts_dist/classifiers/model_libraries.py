@@ -61,11 +61,10 @@ def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
 
 
 @CLASSIFIERS("timm", describes="a timm model", order=4, forms=("timm:NAME[?checkpoint=FILE]",), target="text",
-             options={"weights": ("none", "random ones"), "checkpoint": ("file", "of weights"),
-                      "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
+             options={"weights": "none", "checkpoint": "file", "num_classes": "number", "seed": "number"},
              random_weights=True, missing="missing_from_timm")  # fmt: skip
 @CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
-             target="repository", options={"num_classes": ("number", "of the last layer")},
+             target="repository", options={"num_classes": "number"},
              missing="missing_from_timm")  # fmt: skip
 def load_timm(uri: ClassifierSource) -> Normalized:
     """Build a timm model, by name or from the hub, with its pretrained weights, `checkpoint=FILE`, or `weights=none`.
@@ -91,8 +90,7 @@ def missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
 
 @CLASSIFIERS("torchvision", describes="a torchvision classifier", order=3, forms=("torchvision:NAME?weights=...",),
              target="text",
-             options={"weights": ("text", "their name, DEFAULT, or none"), "checkpoint": ("file", "of weights"),
-                      "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
+             options={"weights": "text", "checkpoint": "file", "num_classes": "number", "seed": "number"},
              random_weights=True, missing="missing_from_torchvision")  # fmt: skip
 def load_torchvision(uri: ClassifierSource) -> Normalized:
     """Build a torchvision classifier with `weights=NAME` (by default DEFAULT), `checkpoint=FILE`, or `weights=none`.

@@ -47,10 +47,7 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
 @CLASSIFIERS("openclip", describes="a CLIP image encoder with class prompts as its last layer", order=6,
              forms=("openclip:MODEL?pretrained=...&classes=FILE", "openclip:hf-hub:ORG/NAME?classes=FILE"),
              target="text",
-             options={"classes": ("text", "file of class names, one per line, in label order; or imagenet"),
-                      "template": ("text", "of a prompt, {} for the class, or a .txt file of several, one per line"),
-                      "pretrained": ("text", "a tag of open_clip, or a file of weights"),
-                      "weights": ("none", "random ones"), "seed": ("number", "of weights=none")},
+             options={"classes": "text", "template": "text", "pretrained": "text", "weights": "none", "seed": "number"},
              random_weights=True, missing="missing_weights")  # fmt: skip
 def load_openclip(uri: ClassifierSource) -> Normalized:
     """Build the zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.

@@ -129,10 +129,8 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
 
 @CLASSIFIERS("robustbench", describes="a model of RobustBench's zoo", order=2,
              forms=("robustbench:MODEL?dataset=cifar10&threat=Linf",), target="text",
-             options={"dataset": ("cifar10|cifar100|imagenet", "cifar10 by default"),
-                      "threat": ("Linf|L2|corruptions", "Linf by default"),
-                      "part": ("std", "of Bai2024MixedNUTS"), "model_dir": ("text", "folder of weights"),
-                      "weights": ("none", "random ones"), "seed": ("number", "of weights=none")},
+             options={"dataset": "cifar10|cifar100|imagenet", "threat": "Linf|L2|corruptions", "part": "std",
+                      "model_dir": "text", "weights": "none", "seed": "number"},
              random_weights=True, missing="missing_weights")  # fmt: skip
 def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
     """Build the model with its published weights, or for `weights=none` with random ones.

@@ -14,11 +14,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from ..config.run_config import RUN, RUNS, RunConfig
-from ..config.versions import fast_notes
 from ..errors import MissingArtifact, MixedNutsError
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
@@ -240,7 +237,7 @@ def run_status(config: RunConfig) -> RunStatus:
         reported=opened.store.exists(RESULTS),
         started=True,
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
-        notes=tuple(fast_notes(config.evaluate.model_dump(mode="json"))),
+        notes=tuple(config.evaluate.notes),
     )
 
 
@@ -266,17 +263,14 @@ def print_status(status: RunStatus, console: Console) -> None:
 
 
 def watch_status(config: RunConfig, console: Console) -> None:
-    """Draw the status of a run on the terminal until its report exists."""
-    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible") as live:
-        while True:
-            found = run_status(config)
-            page = Console(width=console.width, force_terminal=console.is_terminal)
-            with page.capture() as drawn:
-                print_status(found, page)
-            live.update(Text.from_ansi(drawn.get()), refresh=True)
-            if found.reported:
-                return
-            time.sleep(_WATCH_SECONDS)
+    """Show the status of a run on a cleared terminal every few seconds until its report exists."""
+    while True:
+        found = run_status(config)
+        console.clear()
+        print_status(found, console)
+        if found.reported:
+            return
+        time.sleep(_WATCH_SECONDS)
 
 
 def _cells(stage: StageStatus) -> list[Cell]:

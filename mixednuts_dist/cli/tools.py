@@ -227,5 +227,5 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
         place = upload(folder, hub) if hub is not None else str(folder)
     MESSAGES.print(f"{place}: {', '.join(written)}")
     if not robustbench:
-        trust = ", trust_code=True" if found.runs_code else ""
+        trust = ", trust_code=True" if found.stored.config.runs_code else ""
         click.echo(f'load_pretrained("{output}"{trust})')

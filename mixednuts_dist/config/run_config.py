@@ -119,6 +119,11 @@ class RunConfig(Section):
         """The dataset and the base classifiers, by key: "data.uri", "std" if the run has one, and "rob"."""
         return {"data.uri": self.data.uri, **self.classifiers}
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a base classifier runs Python code outside the package, or uses a service."""
+        return any(source.runs_code for source in self.classifiers.values())
+
     def check_sources(self) -> None:
         """Check the forms and files of the dataset and the base classifiers. Raises as `Source.check`."""
         for key, source in self.sources.items():

@@ -8,7 +8,7 @@ A check takes milliseconds, because it loads no torch, weights or images. The de
         describes="striped images, for trying things out",
         forms=("stripes:N[?seed=0]",),  # as messages show them
         target="number",
-        options={"seed": ("number", "of the stripes")},
+        options={"seed": "number"},
     )
     def open_stripes(uri: DatasetSource) -> Dataset: ...
 
@@ -196,7 +196,7 @@ class Source(Located):
             if name not in options:
                 listed = _listed("options", options, name, options) if options else "; this form takes none"
                 raise self.error(f"{where}: unknown option {name!r}{listed}")
-            if reason := _wrong_value(value, options[name][0]):
+            if reason := _wrong_value(value, options[name]):
                 raise self.error(f"{where}: {name}={value!r} {reason}")
         for lacking in self._lacking_files():
             raise self.error(f"{where}: there is no {lacking.what} {lacking.path}")
@@ -250,7 +250,7 @@ class Source(Located):
         options, kind = self.fact("options", {}), self.fact("target", "any")
         if kind == "factory" and (module := self.target.rpartition(":")[0]).endswith(".py"):
             yield "file", module
-        written = [(kind, self.target), *((options.get(key, ("any",))[0], value) for key, value in self.options)]
+        written = [(kind, self.target), *((options.get(key, "any"), value) for key, value in self.options)]
         yield from (item for item in written if item[0] in _PATHS)
 
     def _lacking_files(self) -> Iterator[Missing]:

@@ -39,17 +39,5 @@ def version_named(name: str) -> Version:
     return VERSIONS[name]
 
 
-# The values of `preset: fast`. It misses `_FAST_MISSED` of the `_FAST_OF` images that `standard` broke
-# (docs/validation.md).
+# The values of `preset: fast`.
 FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_target_classes": 3, "joint_starts": 1}
-_FAST_MISSED, _FAST_OF = 0, 275
-
-
-def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
-    """Return the note for results with the settings of the fast preset, and nothing for other settings."""
-    if any(evaluate.get(key) != value for key, value in FAST.items()):
-        return []
-    return [
-        f"The fast preset is not AutoAttack: of {_FAST_OF} images that the standard attacks broke on the calibration "
-        f"classifiers it missed {_FAST_MISSED or 'none'} (docs/validation.md)."
-    ]

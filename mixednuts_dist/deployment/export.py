@@ -9,7 +9,6 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from ..config.config_file import read_json
 from ..config.uris import ClassifierSource
-from ..config.versions import fast_notes
 from ..errors import DamagedFile, InvalidInputError, StoreError, reason_of
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
@@ -119,7 +118,6 @@ def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
         run=run, config=config, inputs=run.stored.inputs, data=config.data.uri.written,
         threat=config.threat.threat_model(), results=results, front=front, address=json.dumps(address), curve=curve,
         code=[*dict.fromkeys(name for _, name in code.values())], code_elsewhere=elsewhere,
-        fast_notes=fast_notes(config.evaluate.model_dump(mode="json")),
     )  # fmt: skip
 
 

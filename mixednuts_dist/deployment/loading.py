@@ -54,11 +54,6 @@ class DeployedRun:
         """Return whether this is the beta that the run attacked."""
         return self.chosen.beta == self.searched.deployed_beta
 
-    @property
-    def runs_code(self) -> bool:
-        """Return whether a base classifier runs Python code outside the package, or uses a service."""
-        return any(source.runs_code for source in self.stored.config.classifiers.values())
-
     def classifier(self) -> MixedClassifier:
         """Build the mixed classifier, with the weights and the surrogate that the run used.
 
@@ -125,8 +120,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
 
 def loading_line(config: RunConfig, run: str) -> str:
     """Return the line of Python that loads the mixed classifier of a run; `run` is its folder or URI."""
-    has_code = config.extensions or any(source.runs_code for source in config.classifiers.values())
-    return f"load_run({json.dumps(run)}{', trust_code=True' if has_code else ''})"
+    return f"load_run({json.dumps(run)}{', trust_code=True' if config.extensions or config.runs_code else ''})"
 
 
 def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -> DeployedRun:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..attacks.budget import is_autoattack, spent_words
-from ..config.versions import fast_notes
 from ..errors import InvalidInputError
 from ..images.datasets import open_dataset
 from ..images.image_files import ImageFiles, evaluation_names
@@ -134,7 +133,7 @@ def _attacks(run: Run) -> str:
     """Name the attacks that ran, with the budgets that they used."""
     config, evaluate = run.config, run.config.evaluate.model_dump(mode="json")
     evaluate["n_target_classes"] = min(evaluate["n_target_classes"], run.inputs.n_classes - 1)
-    steps, notes = [spent_words(evaluate)], "".join(f". {note}" for note in fast_notes(evaluate))
+    steps, notes = [spent_words(evaluate)], "".join(f". {note}" for note in config.evaluate.notes)
     name = "AutoAttack" if is_autoattack(config.evaluate.model_dump(), config.threat.norm) else "attack"
     end = f"run {config.run_id()} of mixednuts-dist, seed {config.seed}{notes}"
     if not config.std and not run.inputs.mixed:

@@ -91,7 +91,7 @@ class ImageFiles(Dataset):
 
 @DATASETS("folder", describes="image files, with one subfolder per class", order=5,
           forms=("folder:ROOT[?preprocess=Res256Crop224]",), target="folder",
-          options={"preprocess": ("preprocess", "Res256Crop224, Res224, Crop288, with any sizes")})  # fmt: skip
+          options={"preprocess": "preprocess"})  # fmt: skip
 def open_folder(uri: DatasetSource) -> ImageFiles:
     """Open a folder with one subfolder per class. Subfolders (classes 0, 1, ...) and files are sorted by name.
 
@@ -155,9 +155,7 @@ def missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
 
 @DATASETS("imagenet", describes="RobustBench's 5000 fixed ImageNet validation images", order=4,
           forms=("imagenet:ROOT[?preprocess=BicubicRes256Crop224]",), target="folder", preprocess="Res256Crop224",
-          options={"preprocess": ("preprocess", "Res256Crop224 by default"),
-                   "order": ("classes", "the first image of each class, then the second of each, and so on")},
-          missing="missing_imagenet")  # fmt: skip
+          options={"preprocess": "preprocess", "order": "classes"}, missing="missing_imagenet")  # fmt: skip
 def open_imagenet(uri: DatasetSource) -> ImageFiles:
     """Open those of RobustBench's 5000 images that are in ROOT, in RobustBench's order and with its labels.
 

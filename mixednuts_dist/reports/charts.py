@@ -55,7 +55,7 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Figu
     color: Spec = {"value": CLASSIFIER_COLORS["mixed"]}
     if groups[1:]:
         place["yOffset"] = {"field": "series", "sort": groups}
-        color = colors(groups, {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(groups)}, symbolType="square")
+        color = colors(groups, PALETTE, symbolType="square")
     layers = [layer("bar", shown, {"x": x, "color": color, **place})]
     if shown and all("low" in row for row in shown):
         ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
@@ -213,8 +213,7 @@ def _histogram(title: str, groups: Mapping[str, Tensor], rule: float | None, *, 
     across = number("left", "margin", type="symlog", domain=[edges[0], edges[-1]])
     across["axis"] = {"values": _ticks(edges), "labelOverlap": True, "labelSeparation": 6, "labelExpr": _FROM_ODDS}
     up = number("share", "share of images (%)", zero=True)
-    colored = dict(zip(groups, RIGHT_AND_WRONG, strict=True))
-    common = {"x": across, "color": colors(list(groups), colored, legend=legend, symbolType="stroke")}
+    common = {"x": across, "color": colors(list(groups), RIGHT_AND_WRONG, legend=legend, symbolType="stroke")}
     return panel(
         layer("bar", rows[filled], {**common, "x2": {"field": "right"}, "y": up, "y2": {"datum": 0}}, opacity=0.6),
         layer("line", rows[outline], {**common, "y": up}, interpolate="step-after", strokeWidth=1.3, strokeDash=[4, 2]),

@@ -93,11 +93,10 @@ def number(field: str, title: str | None = None, **scale: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": title, "scale": {"nice": False, "zero": False, **scale}}
 
 
-def colors(names: Sequence[str], colored: Mapping[str, str] | None = None, *, legend: bool = True, **more: Any) -> Spec:
+def colors(names: Sequence[str], palette: Sequence[str], *, legend: bool = True, **more: Any) -> Spec:
     """Return the color channel of the field `series`: one color per name, with a legend if there are several names."""
-    found = colored or {name: mark[1] for name, mark in marks_of(names).items()}
     shown = {"title": None, **more} if legend and len(names) > 1 else None
-    scale = {"domain": list(names), "range": [found[name] for name in names]}
+    scale = {"domain": list(names), "range": [palette[i % len(palette)] for i in range(len(names))]}
     return {"field": "series", "type": "nominal", "scale": scale, "legend": shown}
 
 
@@ -115,20 +114,15 @@ def key(
         legend: False for a panel next to one that shows the legend.
         called: name -> the name to show in the legend instead.
     """
-    found = marks_of(names, marks)
-    shown = {"labelExpr": f"{json.dumps(dict(called))}[datum.label] || datum.label"} if called else {}
-    color = colors(names, {name: mark[1] for name, mark in found.items()}, legend=legend, **shown)
-    scale = {"domain": list(names), "range": [found[name][0] for name in names]}
-    return {"color": color, "shape": {**color, "scale": scale}}
-
-
-def marks_of(names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None = None) -> dict[str, tuple[str, str]]:
-    """Return a dict from names to (shape, color); arguments as in `key`."""
     own = {name: mark for name, mark in (marks or CLASSIFIER_MARKS).items() if name in names}
     taken = {part for mark in own.values() for part in mark}
     shapes, palette = ([each for each in every if each not in taken] for every in (SHAPES, PALETTE))
-    others = [name for name in names if name not in own]
-    return own | {name: (shapes[i % len(shapes)], palette[i % len(palette)]) for i, name in enumerate(others)}
+    others = enumerate(name for name in names if name not in own)
+    found = own | {name: (shapes[i % len(shapes)], palette[i % len(palette)]) for i, name in others}
+    shown = {"labelExpr": f"{json.dumps(dict(called))}[datum.label] || datum.label"} if called else {}
+    color = colors(names, [found[name][1] for name in names], legend=legend, **shown)
+    scale = {"domain": list(names), "range": [found[name][0] for name in names]}
+    return {"color": color, "shape": {**color, "scale": scale}}
 
 
 def _svg(spec: Spec, prefix: str) -> str:

@@ -16,7 +16,6 @@ from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config.run_config import RunConfig
 from ..config.uris import GIVEN
-from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, ReadOnlyStorage, redacted
 from ..images.datasets import open_dataset
@@ -126,7 +125,7 @@ def collect(opened: Run) -> RunReport:
         "class_names": class_names,
         "survival": survival,
         "notes": (
-            *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*summaries.values()),
+            *config.evaluate.notes, *_bits_notes(*summaries.values()),
             *notes_on(counted), *missing, *opinion, *_red_flags(opened, content_hash), *unfinished,
         ),
         "stages": (*counted.stages, *(row for stage, found in added.items() for row in _rows(opened, stage, found))),

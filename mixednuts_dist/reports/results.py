@@ -407,7 +407,7 @@ def notes_on(results: RunResults) -> Iterator[str]:
     """Yield the notes of the search, and notes on measurements that contradict a prediction or an assumption."""
     if results.found is not None:
         yield from results.found.notes
-        yield from _observations(results, results.parameters)
+        yield from _observations(results)
     square = next((step for step in results.survival if step.step == "square"), None)
     if square is not None and square.lost:
         yield (
@@ -416,8 +416,8 @@ def notes_on(results: RunResults) -> Iterator[str]:
         )
 
 
-def _observations(results: RunResults, chosen: Choice) -> Iterator[str]:
-    std, rob, mixed = (results.row(name) for name in ("std", "rob", "mixed"))
+def _observations(results: RunResults) -> Iterator[str]:
+    chosen, (std, rob, mixed) = results.parameters, (results.row(name) for name in ("std", "rob", "mixed"))
     if ClassifierSource(str(results.std)).is_black_box:
         yield BLACK_BOX_NOTE
     if ClassifierSource(results.rob).is_black_box:

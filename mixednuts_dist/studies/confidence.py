@@ -11,7 +11,7 @@ from ..config.register import STUDIES
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap, LogitTransform, layer_norm_logits
 from ..reports.counts import count
-from ..reports.drawing import Figure, Row, colors, layer, number, panel
+from ..reports.drawing import PALETTE, Figure, Row, colors, layer, number, panel
 from ..reports.margins import grouped_margins, margin_groups, margin_histograms, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench
@@ -100,7 +100,8 @@ def _figure(paths: Sequence[Row]) -> Figure:
     y = {**number("y", domain=[-0.08, 0.95]), "axis": None}
     dashes = {"domain": names, "range": [[1, 0], [5, 3]] * 2}
     path = {
-        "x": x, "y": y, "color": colors(names, symbolType="stroke"), "order": {"field": "tau", "type": "quantitative"},
+        "x": x, "y": y, "color": colors(names, PALETTE, symbolType="stroke"),
+        "order": {"field": "tau", "type": "quantitative"},
         "strokeDash": {"field": "series", "type": "nominal", "scale": dashes, "legend": None},
     }  # fmt: skip
     along = {"x": x, "y": y, "order": {"field": "order", "type": "quantitative"}}

@@ -17,7 +17,6 @@ from mixednuts_dist.classifiers.factories import demo_rob
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.config.threat import ThreatModel
-from mixednuts_dist.config.versions import fast_notes
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
@@ -73,7 +72,7 @@ def test_fast_run_is_not_called_autoattack(tmp_path: Path, local_executor: Any) 
     fast = ["evaluate.preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
     config = load_config(EXAMPLE, fast)
     results = pipeline.run(config, executor=local_executor)
-    (note,) = fast_notes(config.evaluate.model_dump(mode="json"))
+    (note,) = config.evaluate.notes
     assert results.notes[0] == note == run_status(config).notes[0]
     assert results.row("rob").attack == "apgd-ce, apgd-t (100 iterations, 3 targets)"
     assert [step.step for step in results.survival] == ["clean", "apgd-ce", "apgd-t"]
