@@ -132,9 +132,6 @@ def mix(
         config = pipeline.with_objects(config, classifiers, images)
         with make_executor("debug") as executor:
             results = pipeline.run(config, executor=executor, progress=progress, drawn=False)
-        searched = results.search
         std, rob = (load_classifier(source, role) for role, source in config.classifiers.items())
-        mixture = replace(
-            searched.deployed().mixture(), surrogate_alpha=searched.surrogate_alpha, rd=config.evaluate.rd
-        )
+        mixture = replace(results.parameters.mixture(), rd=config.evaluate.rd)
         return MixResult(MixedClassifier.from_mixture(std, rob, mixture), results)

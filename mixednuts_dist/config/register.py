@@ -194,7 +194,7 @@ def import_file(name: str, path: Path) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     try:  # without a bytecode cache, which misses an edit in the same second that keeps the file's size
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102, as any import does
     except ModuleNotFoundError as error:
         _forget(name)
         folder, top = path.resolve().parent, str(error.name).partition(".")[0]

@@ -71,8 +71,7 @@ class DeployedRun:
             bases[role] = load_classifier(source, role)
             expected = self.stored.inputs.checksums[role]
             _require_weights(bases[role], role, source, expected, "Restore them, or make another run")
-        surrogate_alpha, rd = self.searched.surrogate_alpha, config.evaluate.rd
-        mixture = replace(self.chosen.mixture(), surrogate_alpha=surrogate_alpha, rd=rd)
+        mixture = replace(self.chosen.mixture(), rd=config.evaluate.rd)
         return MixedClassifier.from_mixture(bases["std"], bases["rob"], mixture)
 
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,12 +27,7 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
 
     >>> [round(edge, 4) for edge in wilson_interval(0, 1000)]
     [0.0, 0.0038]
-
-    Raises:
-        InvalidInputError: unless `0 <= correct <= total` and `total > 0`.
     """
-    if total <= 0 or not 0 <= correct <= total:
-        raise InvalidInputError(f"{correct} of {total} is not a count; need 0 <= correct <= total and total > 0")
     share, z = correct / total, Z_95
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     centre = share + z * z / (2 * total)

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +15,12 @@ from PIL import Image
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.errors import ContentHashMismatch
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.counts import seconds_text
 from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
-from mixednuts_dist.stages.search_result import read_search_result
 from tests.helpers.plain import signed_margin, softmax, transformed
 from tests.helpers.runs import rows_of, tiny_content
 
@@ -179,13 +176,6 @@ def test_pictures_are_the_stored_images(stored: Stored, page: BeautifulSoup) -> 
 def test_the_report_reads_every_candidate(stored: Stored) -> None:
     table = pq.read_table(stored.folder / "search/candidates.parquet").to_pylist()
     assert list(collect(reopen_run(stored.config)).candidates) == [row for row in table if row["beta"] == 0.9]
-
-
-def test_result_of_another_search_is_rejected(stored: Stored) -> None:
-    other = stored.config.model_copy(update={"search": stored.config.search.model_copy(update={"betas": (0.9,)})})
-    opened = reopen_run(stored.config)
-    with pytest.raises(ContentHashMismatch, match=r"selected\.json has the content hash"):
-        read_search_result(replace(opened, config=other))
 
 
 def test_the_report_publishes_no_password(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

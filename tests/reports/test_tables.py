@@ -55,15 +55,6 @@ def printed_table(table: Table) -> str:
     return file.getvalue()
 
 
-def test_counts_lose_their_intervals_before_a_heading_is_cut() -> None:
-    count = Count(30, 40)
-    columns = ["stage", "partitions", "of", "clean", "robust", "time"]
-    narrow = printed_table(Table(columns, [["attack", "8/8", "the mixture", count, count, "12 min 3 s"]]))
-    assert "[" not in narrow
-    for words in ("partitions", "the mixture", "30/40  75.0", "12 min 3 s"):
-        assert words in narrow
-
-
 @pytest.mark.parametrize("width", [80, 60])
 def test_a_narrow_terminal_cuts_no_count(width: int, results: RunResults) -> None:
     lines = printed(results, width).splitlines()
