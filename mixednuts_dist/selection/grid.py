@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..config.search_config import SearchConfig, grid_values
-from ..errors import InvalidInputError
 
 if TYPE_CHECKING:
     from ..mixing.clamps import Clamp
@@ -37,25 +36,21 @@ class Grid:
     widenings: int = 0  # number of times that it has grown beyond the configured grid
 
     @classmethod
-    def configured(cls, search: SearchConfig, clamp: Clamp, ln_k: int | None, **axes: Iterable[float] | None) -> Grid:
-        """Return the grid of a configuration, with other scales, powers, biases or betas where they are not None.
+    def configured(cls, search: SearchConfig, betas: Sequence[float] = ()) -> Grid:
+        """Return the grid of a configuration, by default with all its betas."""
+        scales, powers, biases = (grid_values(getattr(search, name)) for name in AXES.values())
+        return cls(scales, powers, biases, tuple(betas) or search.all_betas(), search.clamp, search.ln_k)
+
+    @classmethod
+    def checked(cls, **keys: Any) -> Grid:
+        """Return the grid of these keys of `search`; lists may be of any kind, and None means the default.
 
         Raises:
-            InvalidInputError: if a list is empty, a scale or power is not positive, or a beta is outside [0, 1].
+            ConfigError: for a value that is not valid in a configuration.
         """
-        values: dict[str, Any] = {name: grid_values(getattr(search, name)) for name in AXES.values()}
-        values["betas"] = search.all_betas()
-        values |= {name: tuple(map(float, axis)) for name, axis in axes.items() if axis is not None}
-        for name, axis in values.items():
-            if not axis:
-                raise InvalidInputError(f"{name} is empty: give at least one value")
-            for value in axis:
-                if name == "betas":
-                    require_beta(value)
-                elif not math.isfinite(value) or (value <= 0 and name != "biases"):
-                    must = "finite" if name == "biases" else "positive and finite"
-                    raise InvalidInputError(f"{name} contains {value}; every value must be {must}")
-        return cls(**values, clamp=clamp, ln_k=ln_k)
+        given = {name: keys[name] for name in ("clamp", "ln_k")}
+        lists = {name: tuple(map(float, keys[name])) for name in (*AXES.values(), "betas") if keys[name] is not None}
+        return cls.configured(SearchConfig.checked(given | lists), lists.get("betas", ()))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -109,11 +104,3 @@ def kept_images(beta: float, n_images: int) -> int:
     704
     """
     return max(1, math.ceil(Fraction(str(float(beta))) * n_images))
-
-
-def require_beta(beta: float) -> None:
-    """Raise InvalidInputError unless `beta` is in [0, 1]."""
-    if 0 <= beta <= 1:
-        return
-    hint = f"; it is a share, did you mean {float(Fraction(str(beta)) / 100)}?" if 1 < beta <= 100 else ""
-    raise InvalidInputError(f"beta={beta} must be in [0, 1]{hint}")

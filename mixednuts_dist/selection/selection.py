@@ -20,13 +20,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..config.search_config import SearchConfig
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.margins import log_one_minus_top2_margin, require_logits
 from .choice import Choice, weights_at
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
-from .grid import AXES, Grid, kept_images, require_beta
+from .grid import AXES, Grid, kept_images
 from .kernel import Slab
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -58,10 +57,11 @@ def select_parameters(
         A `Selection` whose objective, the share of clean-and-wrong images at or above the threshold, is minimized.
 
     Raises:
-        InvalidInputError: if logits, grids or betas cannot be used, or if no candidate can be deployed.
+        ConfigError: if scales, powers, biases or betas are not valid in a configuration.
+        InvalidInputError: if the logits cannot be used, or if no candidate can be deployed.
     """
     criterion = PaperCriterion.of(attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k)
-    grid = Grid.configured(SearchConfig(), clamp, ln_k, scales=scales, powers=powers, biases=biases, betas=betas)
+    grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
     return search_grid(criterion, grid)
 
 
@@ -91,18 +91,18 @@ def select_parameters_exact(
         candidates with a threshold of at least 0; the objective of the others is NaN.
 
     Raises:
-        InvalidInputError: if inputs cannot be used, or if no candidate is feasible and deployable.
+        ConfigError: if scales, powers, biases or betas are not valid in a configuration.
+        InvalidInputError: if other inputs cannot be used, or if no candidate is feasible and deployable.
     """
     criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k
     )
-    grid = Grid.configured(SearchConfig(), clamp, ln_k, scales=scales, powers=powers, biases=biases, betas=betas)
+    grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
     return search_grid(criterion, grid)
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     """Return alpha_d of f_aux: Algorithm 1 without LayerNorm and clamp, s = p = 1 and c = 0 (paper, appendix B.2)."""
-    require_beta(beta)
     require_logits("attacked_correct_BK", attacked_correct_BK)
     require_attacked(len(attacked_correct_BK))
     log1m_B = log_one_minus_top2_margin(attacked_correct_BK).sort().values

@@ -40,7 +40,7 @@ def choose(opened: Run, rows: CachedLogits, executor: Executor) -> tuple[SearchR
         InvalidInputError: if no candidate can be used at the deployed beta.
     """
     search, n_more = opened.config.search, len(rows.points or ())
-    grid = Grid.configured(search, search.clamp, search.ln_k)
+    grid = Grid.configured(search)
     criterion: Criterion = CRITERIA.get(search.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
     executor.report(
         f"searching {math.prod(grid.shape[1:]):,} candidates (s, p, c) on the stored logits of "
