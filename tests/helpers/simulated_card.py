@@ -172,22 +172,16 @@ class _Calls(TorchFunctionMode):
         return card.put(made, _device(device))
 
     def _moved(self, tensor: Tensor, given: Sequence[Any], kwargs: dict[str, Any], name: str) -> Tensor:
-        card, is_on = self.card, self.card.where(tensor)
-        goes_to = {"cuda": CARD, "cpu": HOST}.get(name, is_on)
-        dtype, rest = kwargs.pop("dtype", None), []
-        for each in (*given, *([kwargs.pop("device")] if "device" in kwargs else [])):
-            if isinstance(each, Tensor):
-                goes_to, dtype = card.where(each), each.dtype
-            elif isinstance(each, torch.dtype):
-                dtype = each
-            elif isinstance(each, str | torch.device):
-                goes_to = _device(each)
-            elif each is not None:
-                rest.append(each)
-        if goes_to != is_on:
-            tensor = card.move(tensor, goes_to, dtype, bool(kwargs.pop("non_blocking", False)))
-        kwargs.pop("non_blocking", None)
-        return torch.Tensor.to(tensor, tensor.dtype if dtype is None else dtype, **kwargs) if name == "to" else tensor
+        card, copy = self.card, kwargs.pop("copy", False)
+        if name != "to":
+            given = given or (CARD if name == "cuda" else HOST,)
+        elif given and isinstance(given[0], Tensor):
+            given = (card.where(given[0]), given[0].dtype, *given[1:])
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*given, **kwargs)
+        if device is not None and _device(device) != card.where(tensor):
+            tensor = card.move(tensor, _device(device), dtype, non_blocking)
+        options = {} if layout is None else {"memory_format": layout}
+        return torch.Tensor.to(tensor, tensor.dtype if dtype is None else dtype, copy=copy, **options)
 
 
 class _Operations(TorchDispatchMode):
