@@ -146,8 +146,8 @@ class Bench:
         return self.search.deployed_beta
 
     def grid(self, *betas: float) -> Grid:
-        """Return the grid of the run with its selected clamp and width; by default for the deployed beta."""
-        return Grid.configured(self.config.search, self.search.clamp, self.search.ln_k, betas=betas or (self.beta,))
+        """Return the grid of the run, by default for the deployed beta."""
+        return Grid.configured(self.config.search, betas or (self.beta,))
 
     @property
     def n_images(self) -> int:
