@@ -58,9 +58,9 @@ def test_the_search_benchmark_compares_the_same_numbers() -> None:
     assert command("benchmark", "nothing").returncode == 2
 
 
-@pytest.mark.parametrize("stage", ["attack", "run"])
-def test_each_job_script_is_its_command(stage: str) -> None:
-    script = [sys.executable, str(ROOT / "jobs" / f"{stage}.py"), "nowhere.yaml"]
+@pytest.mark.parametrize("arguments", [["attack"], ["run"], ["study", "main"]], ids=lambda arguments: arguments[0])
+def test_each_job_script_is_its_command(arguments: list[str]) -> None:
+    script = [sys.executable, str(ROOT / "jobs" / f"{arguments[0]}.py"), *arguments[1:], "nowhere.yaml"]
     shown = subprocess.run(script, capture_output=True, text=True, check=False)
     assert shown.returncode == 1
     assert "nowhere.yaml: no configuration file can be read" in shown.stderr

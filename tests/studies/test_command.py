@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +149,6 @@ def test_the_shipped_configurations_are_the_papers(name: str, set_up: str) -> No
     printed = same_set_up(paper_tables("main"), load_config(ROOT / "jobs" / "configs" / f"{name}.yaml"))
     assert printed is not None
     assert printed.set_up["words"].startswith(f"{set_up} at ")
-
-
-def test_the_job_script_is_the_command() -> None:
-    script = [sys.executable, str(ROOT / "jobs" / "study.py"), "main", "nowhere.yaml"]
-    shown = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert shown.returncode == 1
-    assert "nowhere.yaml: no configuration file can be read" in shown.stderr
 
 
 def test_the_papers_error_rates_follow_from_its_accuracies() -> None:
