@@ -40,7 +40,8 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def _line(path: str, field: FieldInfo) -> str:
-    cells = (f"`{path}`", _takes(field.annotation, field.metadata), _default(field), field.description or "")
+    meaning = " ".join(str(field.description or "").split())
+    cells = (f"`{path}`", _takes(field.annotation, field.metadata), _default(field), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -14,10 +14,10 @@ from .versions import FAST, version_named
 class ThreatConfig(Section):
     """The threat model; see `ThreatModel`."""
 
-    norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="Norm of the perturbation.")
-    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(
-        description="Radius for pixels in [0, 1], for example 8/255."
-    )
+    norm: Annotated[str, Registered(NORMS)] = "Linf"
+    """Norm of the perturbation."""
+    eps: Annotated[float, BeforeValidator(read_fraction)]
+    """Radius for pixels in [0, 1], for example 8/255."""
 
     @model_validator(mode="after")
     def _check(self) -> "ThreatConfig":
@@ -31,71 +31,55 @@ class ThreatConfig(Section):
 class AttackConfig(Section):
     """MMAA on the LayerNormed robust classifier."""
 
-    method: Literal["apgd", "square"] = Field(
-        default="apgd",
-        description="Method of minimum-margin AutoAttack (MMAA). `apgd` uses gradients, and `square` uses only "
-        "queries, for a robust classifier without gradients.",
-    )
-    n_iter: Positive = Field(default=100, description="Iterations of APGD-CE and of each target of APGD-T.")
-    n_target_classes: Positive = Field(
-        default=9, description="Target classes of APGD-T, at most the number of classes minus one."
-    )
-    stop_when_broken: bool = Field(
-        default=True, description="Stop attacking an image once it is broken. Set `false` to study confidence."
-    )
-    border_restarts: Repeats = Field(default=2, description="Extra restarts for borderline images. The paper uses 0.")
-    n_queries: Positive = Field(default=5000, description="Queries per image if `method` is `square`.")
+    method: Literal["apgd", "square"] = "apgd"
+    """Method of minimum-margin AutoAttack (MMAA). `apgd` uses gradients, and `square` uses only queries, for a robust
+    classifier without gradients."""
+    n_iter: Positive = 100
+    """Iterations of APGD-CE and of each target of APGD-T."""
+    n_target_classes: Positive = 9
+    """Target classes of APGD-T, at most the number of classes minus one."""
+    stop_when_broken: bool = True
+    """Stop attacking an image once it is broken. Set `false` to study confidence."""
+    border_restarts: Repeats = 2
+    """Extra restarts for borderline images. The paper uses 0."""
+    n_queries: Positive = 5000
+    """Queries per image if `method` is `square`."""
 
 
 class EvaluateConfig(Section):
     """The adaptive AutoAttack on the mixed classifier."""
 
-    preset: Literal["standard", "fast"] = Field(
-        default="standard",
-        exclude=True,
-        description="Set of default values for the keys below. `fast`, for a first look, takes about a tenth of the "
-        "passes and is not AutoAttack.",
-    )
+    preset: Literal["standard", "fast"] = Field(default="standard", exclude=True)
+    """Set of default values for the keys below. `fast`, for a first look, takes about a tenth of the passes and is not
+    AutoAttack."""
     attacks: tuple[Annotated[str, Registered(ATTACKS)], ...] = Field(
-        default=("apgd-ce", "apgd-t", "fab-t", "square"),
-        min_length=1,
-        description="Attacks, in this order. Each attacks the images that are still robust.",
+        default=("apgd-ce", "apgd-t", "fab-t", "square"), min_length=1
     )
-    version: Literal["standard", "plus", "rand"] = Field(
-        default="standard",
-        description="Version of AutoAttack, which defines the attacks and their restarts and targets for the norm.",
-    )
-    eot: Positive | None = Field(
-        default=None,
-        description="For a random classifier, the number of draws over which gradients are averaged. 100 new "
-        "draws at the final image decide whether it is broken. The version `rand` sets 20.",
-    )
-    mode: Literal["transfer", "bypass"] = Field(
-        default="transfer",
-        description="Source of the loss. `transfer` uses the surrogate, a smooth approximation of the mixed "
-        "classifier. `bypass` uses the mixed classifier. Both use the gradient of the surrogate.",
-    )
-    n_iter: Positive = Field(default=100, description="Iterations of APGD and FAB.")
-    n_target_classes: Positive = Field(default=9, description="Target classes of APGD-T and FAB-T.")
-    n_queries: Positive = Field(default=5000, description="Queries of Square per image.")
-    rd: float = Field(
-        default=0.9, ge=0, le=1, description="Share of the raw logits of the robust classifier in the surrogate (r_d)."
-    )
-    joint_starts: Repeats = Field(
-        default=3,
-        description="Most random starts of the joint attack per target. 100 iterations allow 2. The paper uses 0.",
-    )
-    warm_start: bool = Field(
-        default=True,
-        description="Try the stored adversarial examples of the attack stage and the refinement rounds first.",
-    )
-    check: Literal["pyautoattack"] | None = Field(
-        default=None,
-        description="Cross-check: the unmodified package `pyautoattack` attacks the images that are still robust.",
-    )
-    check_n: Positive | None = Field(
-        default=None, description="Number of images for the cross-check, evenly spaced. By default, all robust images."
-    )
+    """Attacks, in this order. Each attacks the images that are still robust."""
+    version: Literal["standard", "plus", "rand"] = "standard"
+    """Version of AutoAttack, which defines the attacks and their restarts and targets for the norm."""
+    eot: Positive | None = None
+    """For a random classifier, the number of draws over which gradients are averaged. 100 new draws at the final image
+    decide whether it is broken. The version `rand` sets 20."""
+    mode: Literal["transfer", "bypass"] = "transfer"
+    """Source of the loss. `transfer` uses the surrogate, a smooth approximation of the mixed classifier. `bypass` uses
+    the mixed classifier. Both use the gradient of the surrogate."""
+    n_iter: Positive = 100
+    """Iterations of APGD and FAB."""
+    n_target_classes: Positive = 9
+    """Target classes of APGD-T and FAB-T."""
+    n_queries: Positive = 5000
+    """Queries of Square per image."""
+    rd: float = Field(default=0.9, ge=0, le=1)
+    """Share of the raw logits of the robust classifier in the surrogate (r_d)."""
+    joint_starts: Repeats = 3
+    """Most random starts of the joint attack per target. 100 iterations allow 2. The paper uses 0."""
+    warm_start: bool = True
+    """Try the stored adversarial examples of the attack stage and the refinement rounds first."""
+    check: Literal["pyautoattack"] | None = None
+    """Cross-check: the unmodified package `pyautoattack` attacks the images that are still robust."""
+    check_n: Positive | None = None
+    """Number of images for the cross-check, evenly spaced. By default, all robust images."""
 
     @model_validator(mode="before")
     @classmethod

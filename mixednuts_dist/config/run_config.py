@@ -43,61 +43,46 @@ class DataConfig(Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
     uri: DatasetSource = Field(description=", ".join(DatasetSource.forms()))
-    n: int | None = Field(
-        default=None, gt=0, le=10**9, description="Use only the first `n` images. By default, all images."
-    )
-    class_names: tuple[str, ...] = Field(
-        default=(),
-        description="Names of the classes 0, 1, ... for the report. The names of CIFAR, ImageNet, and folders are "
-        "known.",
-    )
+    n: int | None = Field(default=None, gt=0, le=10**9)
+    """Use only the first `n` images. By default, all images."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes 0, 1, ... for the report. The names of CIFAR, ImageNet, and folders are known."""
 
 
 class RunConfig(Section):
     """One run: the keys of the YAML file."""
 
     name: str = Field(
-        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run and first part of its run ID."
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
     )  # followed by the hash, it is a valid folder name on any file system
+    """Name of the run and first part of its run ID."""
     data: DataConfig
-    std: ClassifierSource | None = Field(
-        default=None,
-        description="URI of the standard (accurate) classifier, which may be a black box. Without it, the run is "
-        "AutoAttack on the robust classifier alone.",
-    )
-    rob: ClassifierSource = Field(
-        description="URI of the robust classifier. A black box needs `attack.method: square` and is evaluated with "
-        "Square alone."
-    )
-    names: Mapping[Literal["std", "rob", "mixed"], str] = Field(
-        default={}, description="Names that the report uses for the classifiers, for example {rob: WRN-70-16}."
-    )
+    std: ClassifierSource | None = None
+    """URI of the standard (accurate) classifier, which may be a black box. Without it, the run is AutoAttack on the
+    robust classifier alone."""
+    rob: ClassifierSource
+    """URI of the robust classifier. A black box needs `attack.method: square` and is evaluated with Square alone."""
+    names: Mapping[Literal["std", "rob", "mixed"], str] = Field(default={})
+    """Names that the report uses for the classifiers, for example {rob: WRN-70-16}."""
     threat: ThreatConfig
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers.")
-    partition_size: Positive | None = Field(
-        default=None, description="Images per partition, the unit of work. By default, 32, or 16 for up to 512 images."
-    )
-    precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
-        default="auto",
-        description="Precision in which attacks compute gradients. `auto` selects the fastest one for each network, "
-        "once per run and device type. Stored results are always computed in float32.",
-    )
-    preset: Literal["standard", "fast", "paper"] = Field(
-        default="standard",
-        exclude=True,
-        description="Set of default values for other keys. `fast`, for a first look, sets `evaluate.preset: fast` and "
-        "the same iterations and targets in `attack`. `paper` restores the algorithm and the evaluation of the paper: "
-        "its criterion and quantile, float32, and no refinement rounds, extra restarts, joint attack, or warm start.",
-    )
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of all random numbers."""
+    partition_size: Positive | None = None
+    """Images per partition, the unit of work. By default, 32, or 16 for up to 512 images."""
+    precision: Literal["fp32", "tf32", "bf16", "auto"] = "auto"
+    """Precision in which attacks compute gradients. `auto` selects the fastest one for each network, once per run and
+    device type. Stored results are always computed in float32."""
+    preset: Literal["standard", "fast", "paper"] = Field(default="standard", exclude=True)
+    """Set of default values for other keys. `fast`, for a first look, sets `evaluate.preset: fast` and the same
+    iterations and targets in `attack`. `paper` restores the algorithm and the evaluation of the paper: its criterion
+    and quantile, float32, and no refinement rounds, extra restarts, joint attack, or warm start."""
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
-    extensions: tuple[Located, ...] = Field(
-        default=(), description="Your Python files that register attacks, losses, clamps, datasets, and so on."
-    )
-    storage: str = Field(
-        default="runs", description="Folder or fsspec URI for results, for example s3://bucket/prefix."
-    )
+    extensions: tuple[Located, ...] = ()
+    """Your Python files that register attacks, losses, clamps, datasets, and so on."""
+    storage: str = "runs"
+    """Folder or fsspec URI for results, for example s3://bucket/prefix."""
     compute: ComputeConfig = ComputeConfig()
 
     _folder: str = ""

@@ -70,71 +70,48 @@ _WIDENINGS = 16
 class SearchConfig(Section):
     """Algorithm 1 over the stored logits."""
 
-    criterion: Annotated[str, Registered(CRITERIA)] = Field(
-        default="exact",
-        description="`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and "
-        "`paper-interpolated` is Algorithm 1 with the quantile of the reference code.",
-    )
-    clamp: Annotated[str, Registered(CLAMPS)] = Field(
-        default="gelu", description="Clamp in the logit transformation M."
-    )
-    ln_k: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(
-        default=None,
-        description="Number of largest logits to which LayerNorm applies, also under attack. By default, all logits, "
-        "but at most 250.",
-    )
-    scales: Annotated[Grid, AfterValidator(_positive)] = Field(
-        default=RangeConfig(min=0.05, max=5, spacing="log"),
-        description="Candidates of the scale s, as a range or a list.",
-    )
-    powers: Annotated[Grid, AfterValidator(_positive)] = Field(
-        default=RangeConfig(min=1, max=4), description="Candidates of the power p, as a range or a list."
-    )
-    biases: Grid = Field(
-        default=RangeConfig(min=-2.5, max=0), description="Candidates of the bias c, as a range or a list."
-    )
+    criterion: Annotated[str, Registered(CRITERIA)] = "exact"
+    """`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and `paper-interpolated`
+    is Algorithm 1 with the quantile of the reference code."""
+    clamp: Annotated[str, Registered(CLAMPS)] = "gelu"
+    """Clamp in the logit transformation M."""
+    ln_k: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    """Number of largest logits to which LayerNorm applies, also under attack. By default, all logits, but at most
+    250."""
+    scales: Annotated[Grid, AfterValidator(_positive)] = RangeConfig(min=0.05, max=5, spacing="log")
+    """Candidates of the scale s, as a range or a list."""
+    powers: Annotated[Grid, AfterValidator(_positive)] = RangeConfig(min=1, max=4)
+    """Candidates of the power p, as a range or a list."""
+    biases: Grid = RangeConfig(min=-2.5, max=0)
+    """Candidates of the bias c, as a range or a list."""
     betas: tuple[Beta, ...] = Field(
         default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
         min_length=1,
         max_length=1000,
-        description="Target retentions. The search selects parameters and predicts accuracies for each.",
     )
-    beta: Beta = Field(default=0.985, description="Target retention whose parameters are deployed and attacked.")
-    sample: Positive | Literal["auto"] = Field(
-        default="auto",
-        description="Number of images that the search reads, drawn at random if the run has more. `auto` reads up to "
-        "5 million logits per classifier (5,000 images with 1,000 classes) and at most 50,000 images.",
-    )
-    first: Positive | None = Field(
-        default=None,
-        description="Attack, search, and refine on the first N images only, as the paper does with 1000. MMAA attacks "
-        "whole partitions, so it can include a few more. The evaluation still covers all images.",
-    )
-    rounds: Repeats = Field(
-        default=8,
-        description="Maximum number of refinement rounds, which attack the selected parameters and search again "
-        "until the achieved retention reaches `beta`. The paper uses 0.",
-    )
-    measure: tuple[Beta, ...] | Literal["all"] = Field(
-        default=(),
-        description="Additional betas whose parameters the refinement rounds attack. `all` selects every beta.",
-    )
-    tune: bool = Field(
-        default=True,
-        description="Score the grid as a Ray Tune job if the executor is Ray. `false` scores it in the driver, with "
-        "the same result.",
-    )
-    surrogate_beta: Beta = Field(
-        default=0.95,
-        description="Target retention for which the search computes alpha_d, the weight of the robust classifier "
-        "inside the surrogate. The paper uses 0.935 for CIFAR-100.",
-    )
-    widen: Repeats | None = Field(
-        default=None,
-        description="Maximum number of times that the search extends the grid beyond an edge with an optimum, within "
-        "scales 0.001 to 1000, powers 0.25 to 16, and biases -4 to 4. By default, 16, or 0 if scales, powers, or "
-        "biases are set.",
-    )
+    """Target retentions. The search selects parameters and predicts accuracies for each."""
+    beta: Beta = 0.985
+    """Target retention whose parameters are deployed and attacked."""
+    sample: Positive | Literal["auto"] = "auto"
+    """Number of images that the search reads, drawn at random if the run has more. `auto` reads up to 5 million logits
+    per classifier (5,000 images with 1,000 classes) and at most 50,000 images."""
+    first: Positive | None = None
+    """Attack, search, and refine on the first N images only, as the paper does with 1000. MMAA attacks whole
+    partitions, so it can include a few more. The evaluation still covers all images."""
+    rounds: Repeats = 8
+    """Maximum number of refinement rounds, which attack the selected parameters and search again until the achieved
+    retention reaches `beta`. The paper uses 0."""
+    measure: tuple[Beta, ...] | Literal["all"] = ()
+    """Additional betas whose parameters the refinement rounds attack. `all` selects every beta."""
+    tune: bool = True
+    """Score the grid as a Ray Tune job if the executor is Ray. `false` scores it in the driver, with the same
+    result."""
+    surrogate_beta: Beta = 0.95
+    """Target retention for which the search computes alpha_d, the weight of the robust classifier inside the surrogate.
+    The paper uses 0.935 for CIFAR-100."""
+    widen: Repeats | None = None
+    """Maximum number of times that the search extends the grid beyond an edge with an optimum, within scales 0.001 to
+    1000, powers 0.25 to 16, and biases -4 to 4. By default, 16, or 0 if scales, powers, or biases are set."""
 
     @model_validator(mode="before")
     @classmethod

@@ -48,7 +48,9 @@ Repeats = Annotated[int, Field(ge=0, le=1000)]
 class Section(BaseModel):
     """Keys of the configuration. They are frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=4096)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=4096, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from ..config.register import STAGES
 from ..config.run_config import digest
 from ..config.section import Section
@@ -33,10 +31,8 @@ _MOST_NAMED = 20  # sample ids in a table cell
 class AdvImagesKeys(Section):
     """The file to verify."""
 
-    file: str = Field(
-        description="File of adversarial images (.pt, .npy, .npz, or Parquet) in the order of the dataset, or with "
-        "`sample_id`."
-    )
+    file: str
+    """File of adversarial images (.pt, .npy, .npz, or Parquet) in the order of the dataset, or with `sample_id`."""
 
 
 @STAGES("adv_images", describes="submitted adversarial images, verified in float32", order=5, names_files=True)

@@ -46,29 +46,18 @@ _STEPS = 24  # points of the curve over the radius
 class CertifyKeys(Section):
     """The noise, the number of draws, and the radii."""
 
-    sigma: float = Field(
-        default=0.25, gt=0, le=1000, description="Standard deviation of the noise, for pixels in [0, 1]."
-    )
-    n: Positive = Field(
-        default=10_000, description="Maximum number of draws of noise per image, which bound the vote of its class."
-    )
-    n_choose: Positive = Field(
-        default=100, description="Number of separate draws, before those of `n`, that choose the class of an image."
-    )
-    confidence: float = Field(
-        default=0.999, gt=0, lt=1, description="Simultaneous confidence of all certificates of one image."
-    )
-    radii: tuple[Radius, ...] | None = Field(
-        default=None,
-        max_length=100,
-        description="L2 radii to certify. By default, 0.4, 1, and 2 sigma.",
-    )
-    alphas: tuple[Alpha, ...] = Field(
-        default=(1.0, 0.9, 0.8, 0.7),
-        min_length=1,
-        max_length=100,
-        description="Stop drawing for an image if its certificates at these alphas and `radii` can no longer change.",
-    )
+    sigma: float = Field(default=0.25, gt=0, le=1000)
+    """Standard deviation of the noise, for pixels in [0, 1]."""
+    n: Positive = 10_000
+    """Maximum number of draws of noise per image, which bound the vote of its class."""
+    n_choose: Positive = 100
+    """Number of separate draws, before those of `n`, that choose the class of an image."""
+    confidence: float = Field(default=0.999, gt=0, lt=1)
+    """Simultaneous confidence of all certificates of one image."""
+    radii: tuple[Radius, ...] | None = Field(default=None, max_length=100)
+    """L2 radii to certify. By default, 0.4, 1, and 2 sigma."""
+    alphas: tuple[Alpha, ...] = Field(default=(1.0, 0.9, 0.8, 0.7), min_length=1, max_length=100)
+    """Stop drawing for an image if its certificates at these alphas and `radii` can no longer change."""
 
     @model_validator(mode="after")
     def _enough_draws(self) -> CertifyKeys:
