@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.defenses import Defense, defense_named
+from mixednuts_dist.acceleration.batch_shape import shape_of
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import Draws, misclassified_share
-from mixednuts_dist.attacks.gradient_model import shape_of
 from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.attacks.straight_through import straight_through
 from mixednuts_dist.attacks.verification import Verifier

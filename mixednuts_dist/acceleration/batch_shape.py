@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 
@@ -26,6 +26,7 @@ ON_CARD = 256  # most rows of a library call on an accelerator, by default; runs
 STATE_IMAGES = 64  # image-sized arrays that the attacks keep per row of a pass
 FLOAT32_ROWS = 16  # rows of float32 passes on an accelerator
 
+_SMALL_NETWORK = 4_000_000  # weights
 _NEARLY = 0.95  # share of the highest number of images per second
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_ALLOCATED = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")  # the last: cuDNN 9
@@ -77,6 +78,19 @@ class BatchShape:
             self.rows,
         )
         release_memory()
+
+
+def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
+    """Return the requested batch shape.
+
+    By default, it has one row per image, rounded up to a power of two, and at least `ON_CPU` rows. The largest default
+    is `ON_CARD` on an accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
+    """
+    if batch_size is None:
+        small = isinstance(model, nn.Module) and sum(each.numel() for each in model.parameters()) < _SMALL_NETWORK
+        most = ON_CARD if x_BCHW.device.type != "cpu" else MOST_ON_CPU if small else ON_CPU
+        batch_size = min(max(ON_CPU, 1 << (len(x_BCHW) - 1).bit_length()), most)
+    return BatchShape.of(batch_size, x_BCHW.device)
 
 
 class PassSizes:

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape
+from ..acceleration.batch_shape import BatchShape, shape_of
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.threat import ThreatModel, check_threat
 from ..config.versions import version_named
 from ..errors import InvalidInputError
 from .budget import AttackBudget, attacks_in
 from .entry import checked_labels
-from .gradient_model import AttackMode, shape_of
+from .gradient_model import AttackMode
 from .plans import MMAA, margin_plan
 from .result import AttackResult, Progress, show_progress
 from .scheduler import Group, Scheduler

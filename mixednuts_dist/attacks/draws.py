@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import filled
+from ..acceleration.batch_shape import BatchShape, PassSizes, in_one_shape
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
@@ -74,15 +74,16 @@ def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int)
 
     A pass holds `rows` images with n draws each.
     """
-    shares = []
-    for x, y in zip(torch.split(x_BCHW, rows), torch.split(y_B, rows), strict=True):
-        wrong = []
+
+    def share(i: Tensor) -> Tensor:
+        wrong: list[Tensor] = []
         for first in range(0, N_VERIFICATION, draws.n):
             with tf32_allowed(False):
-                seen = draws.outputs(filled(x, rows), VERIFY, first)
-            wrong += [each.model_logits.argmax(dim=1)[: len(x)] != y for each in seen]
-        shares.append(torch.stack(wrong[:N_VERIFICATION]).double().mean(dim=0))
-    return torch.cat(shares) if shares else y_B.double()
+                seen = draws.outputs(x_BCHW[i], VERIFY, first)
+            wrong += [each.model_logits.argmax(dim=1) != y_B[i] for each in seen]
+        return torch.stack(wrong[:N_VERIFICATION]).double().mean(dim=0)
+
+    return in_one_shape(share, torch.arange(len(x_BCHW), device=x_BCHW.device), PassSizes(BatchShape(rows), None))
 
 
 def _drawn(part: Any, rows: Tensor, seeds: Tensor) -> Tensor:

@@ -13,14 +13,11 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..acceleration.batch_shape import (
-    MOST_ON_CPU,
-    ON_CARD,
     ON_CPU,
     SMALLEST,
-    BatchShape,
     as_out_of_memory,
     efficient_rows,
     fastest_of_three,
@@ -34,8 +31,6 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
 AttackMode = Literal["transfer", "bypass"]
-
-_SMALL_NETWORK = 4_000_000  # weights
 
 
 class Outputs:
@@ -183,17 +178,3 @@ def repeats_its_bits(
 def _gradient_models(model: Callable[[Tensor], Tensor], x: Tensor, precision: PrecisionChoice) -> list[GradientModel]:
     attacked = AttackedModel.of(model, copies=FastCopies(precision), like_BCHW=x, rows=SMALLEST)
     return [each for each in (attacked.fast, attacked.float32) if each is not None]
-
-
-def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
-    """Return the requested batch shape.
-
-    By default, it has one row per image, rounded up to a power of two, and at least `ON_CPU` rows. The largest default
-    is `ON_CARD` on an accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
-    """
-    if batch_size is None:
-        needed = max(ON_CPU, 1 << (len(x_BCHW) - 1).bit_length())
-        small = isinstance(model, nn.Module) and sum(each.numel() for each in model.parameters()) < _SMALL_NETWORK
-        on_cpu = x_BCHW.device.type == "cpu"
-        batch_size = min(needed, ON_CARD if not on_cpu else MOST_ON_CPU if small else ON_CPU)
-    return BatchShape.of(batch_size, x_BCHW.device)

@@ -16,9 +16,10 @@ from mixednuts_dist.acceleration.batch_shape import (
     efficient_rows,
     in_one_shape,
     largest_rows,
+    shape_of,
 )
 from mixednuts_dist.attacks.adaptive import minimum_margin_attack
-from mixednuts_dist.attacks.gradient_model import AttackedModel, shape_of
+from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
