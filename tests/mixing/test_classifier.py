@@ -1,19 +1,20 @@
 """The mixed classifier: its limits, finiteness, surrogates, and RobustBench's own mixing."""
 
 import math
-import sys
 from collections.abc import Callable
 
-import pyautoattack
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import IdentityTransform, LogitTransform
 from mixednuts_dist.selection.choice import Choice
 from tests.helpers.small_nets import TRANSFORM, TinyNet, tiny_images, tiny_mixture
+
+ARCHITECTURES = "robustbench.model_zoo.architectures"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
@@ -90,27 +91,19 @@ def test_bad_weights_are_errors(settings: dict[str, float], message: str) -> Non
 
 @pytest.mark.parametrize(("dataset", "n_classes"), [("cifar10", 10), ("cifar100", 100), ("imagenet", 1000)])
 @pytest.mark.filterwarnings("ignore")
-def test_forward_equals_robustbenchs_mixing(
-    dataset: str, n_classes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forward_equals_robustbenchs_mixing(dataset: str, n_classes: int) -> None:
     """RobustBench's class around the same base classifiers with the published parameters; its alpha is float32."""
-    monkeypatch.setitem(sys.modules, "autoattack", pyautoattack)
-    monkeypatch.setitem(sys.modules, "autoattack.state", pyautoattack.state)
-    from robustbench.model_zoo.architectures.mixing_net import NonLinMixedClassifier
-    from robustbench.model_zoo.architectures.output_maps import HardMaxMap, LNClampPowerScaleMap
-
+    nets, maps = (import_robustbench(f"{ARCHITECTURES}.{name}") for name in ("mixing_net", "output_maps"))
     parameters = Choice.published(dataset)
     ours = MixedClassifier.from_mixture(TinyNet(n_classes, 1), TinyNet(n_classes, 2), parameters.mixture())
+    scale, power, bias = parameters.at
     settings = {
-        "std_map": HardMaxMap(),
-        "rob_map": LNClampPowerScaleMap(
-            scale=parameters.scale, power=parameters.power, clamp_bias=parameters.bias, ln_k=250
-        ),
+        "std_map": maps.HardMaxMap(),
+        "rob_map": maps.LNClampPowerScaleMap(scale=scale, power=power, clamp_bias=bias, ln_k=250),
         "alpha": parameters.alpha,
         "alpha_diffable": parameters.surrogate_alpha,
     }
-    theirs = NonLinMixedClassifier(ours.std, ours.rob, settings)
-    capsys.readouterr()
+    theirs = nets.NonLinMixedClassifier(ours.std, ours.rob, settings)
     with torch.no_grad():
         expected, expected_surrogate, _ = theirs(tiny_images(), return_probs=True, return_all=True)
         found = ours(tiny_images())
