@@ -193,8 +193,17 @@ class PaperCriterion(Criterion):
         return Scores(thresholds_bPS, counts, n_kept)
 
     def thresholds(self, log1m_margins_PSn: Tensor, kept: Sequence[float]) -> Tensor:
-        """Return log(1 - threshold) for each number of images to keep, (b, P, S), from sorted values."""
-        return log1m_margins_PSn[..., [int(k) - 1 for k in kept]].movedim(-1, 0)
+        """Return log(1 - threshold) for each number of images to keep, (b, P, S), from sorted values.
+
+        A fractional number interpolates the margins linearly between the two ranks next to it.
+        """
+        last = log1m_margins_PSn.shape[-1] - 1
+        found = []
+        for rank in kept:
+            low, weight = int(rank) - 1, rank % 1
+            above, below = log1m_margins_PSn[..., low], log1m_margins_PSn[..., min(low + 1, last)]
+            found.append(torch.logaddexp(above + math.log1p(-weight), below + math.log(weight)) if weight else above)
+        return torch.stack(found)
 
 
 @CRITERIA(
@@ -213,16 +222,6 @@ class InterpolatedPaperCriterion(PaperCriterion):
     def required(self, beta: float) -> float:
         """Return the rank of the quantile among the descending margins, from 1; fractional between two of them."""
         return 1 + beta * (self.n_attacked - 1)
-
-    def thresholds(self, log1m_margins_PSn: Tensor, kept: Sequence[float]) -> Tensor:
-        """Interpolate the margins linearly between the two ranks next to each number."""
-        last = log1m_margins_PSn.shape[-1] - 1
-        found = []
-        for rank in kept:
-            low, weight = int(rank) - 1, rank % 1
-            above, below = log1m_margins_PSn[..., low], log1m_margins_PSn[..., min(low + 1, last)]
-            found.append(torch.logaddexp(above + math.log1p(-weight), below + math.log(weight)) if weight else above)
-        return torch.stack(found)
 
 
 @CRITERIA("exact", describes="signed margins; the most correct clean images", order=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
@@ -157,11 +158,7 @@ def in_batches(
     """The same rows, some at a time, as the report reads them."""
 
     def part(records: Any, rows: slice) -> Any:
-        cut = {
-            name: {step: alive_N[rows] for step, alive_N in value.items()} if isinstance(value, dict) else value[rows]
-            for name, value in vars(records).items()
-        }
-        return type(records)(**cut)
+        return type(records)(**tree_map(lambda values_N: values_N[rows], vars(records)))
 
     cuts = [slice(start, start + size) for start in range(0, len(attack.labels_N), size)]
     return [(part(attack, rows), part(evaluate, rows)) for rows in cuts]
