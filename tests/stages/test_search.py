@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.mixing.mixture import mixed_clean_correct
+from mixednuts_dist.mixing.mixture import mixed_classes
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import SearchResult
@@ -95,7 +95,7 @@ def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configur
     assert any(note.startswith("The search read 12 of the 16 images") for note in result.notes)
     rows = read_attack_records(opened.rows, opened.partitions, opened.attack_content_hash, sample_ids=sample)
     chosen = result.deployed()
-    right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), chosen.mixture())
+    right = mixed_classes(rows.rob_clean_NK, rows.std_clean_NK.argmax(dim=1), chosen.mixture()) == rows.labels_N
     assert int(right.sum()) == chosen.clean_correct
     assert {done.of for done in result.rounds} == {int((~rows.rob_broken_N).sum())}
     tried_N = opened.columns("search/round-1", result.rounds[0].content_hash, ["tried_0"])["tried_0"]
