@@ -8,10 +8,9 @@ Shapes: B images, K classes.
 
 import itertools
 import math
-import time
-from collections.abc import Callable
+import timeit
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +24,9 @@ from .attack_benchmark import say
 
 N_ATTACKED, N_WRONG = 575, 210
 BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)
-_Result = TypeVar("_Result")
 _SAMPLED = 32  # candidates of the plain loop that are timed
 _TOLD_APART = (1e-9, 1 - 1e-9)  # the plain loop rounds margin thresholds outside this range to 0 or 1
-_REPEATS, _SECONDS = 3, 1.0  # minimum repetitions and total duration; the fastest repetition counts
+_REPEATS = 5  # the fastest repetition counts
 
 
 def run() -> dict[str, Any]:
@@ -52,13 +50,17 @@ def _compare(n_classes: int, dataset: str) -> dict[str, Any]:
     grid, logits_BK = published_grid(dataset), _made_up_logits(n_classes)
     attacked_BK, wrong_BK = logits_BK[:N_ATTACKED], logits_BK[N_ATTACKED:]
     axes: dict[str, Any] = {"scales": grid.scales, "powers": grid.powers, "biases": grid.biases}
-    here_s, selection = _fastest(partial(select_parameters, attacked_BK, wrong_BK, **axes, betas=BETAS))
+    here = partial(select_parameters, attacked_BK, wrong_BK, **axes, betas=BETAS)
     every = list(itertools.product(*map(enumerate, axes.values())))
     sampled = [every[i * (len(every) // _SAMPLED + 1) % len(every)] for i in range(_SAMPLED)]  # all values of each axis
     normed = [layer_norm_logits(part_BK.double()) for part_BK in (attacked_BK, wrong_BK)]
-    plain_s, found = _fastest(lambda: [_plain_candidate(normed, s, p, c) for (_, s), (_, p), (_, c) in sampled])
-    differences, n_differ = [], 0
-    for candidate, answers in zip(sampled, found, strict=True):
+
+    def plain() -> list[list[tuple[float, float]]]:
+        return [_plain_candidate(normed, s, p, c) for (_, s), (_, p), (_, c) in sampled]
+
+    here_s, plain_s = (min(timeit.repeat(task, number=1, repeat=_REPEATS)) for task in (here, plain))
+    selection, differences, n_differ = here(), list[float](), 0
+    for candidate, answers in zip(sampled, plain(), strict=True):
         at = tuple(index for index, _ in candidate)
         for i, (log_gap, objective) in enumerate(answers):
             if _TOLD_APART[0] < -math.expm1(log_gap) < _TOLD_APART[1]:
@@ -96,12 +98,3 @@ def _plain_candidate(normed: list[Tensor], scale: float, power: float, bias: flo
     descending = margins[0].sort(descending=True).values
     cutoffs = [descending[kept_images(beta, N_ATTACKED) - 1] for beta in BETAS]
     return [(float(torch.log1p(-cutoff)), float((margins[1] >= cutoff).double().mean())) for cutoff in cutoffs]
-
-
-def _fastest(task: Callable[[], _Result]) -> tuple[float, _Result]:
-    seconds: list[float] = []
-    while len(seconds) < _REPEATS or sum(seconds) < _SECONDS:
-        start = time.perf_counter()
-        result = task()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), result
