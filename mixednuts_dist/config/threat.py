@@ -35,7 +35,8 @@ class ThreatModel:
         given: object = self.eps  # a caller may pass the text that a configuration accepts
         if isinstance(given, str):
             raise ThreatModelError(f"eps={given!r} is text; give a number: eps={given}")
-        usual, smallest, largest = (self._fact(key) for key in ("usual", "smallest", "largest"))
+        facts = NORMS.entries()[self.norm].facts
+        usual, smallest, largest = (facts.get(key) for key in ("usual", "smallest", "largest"))
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ThreatModelError(f"eps={self.eps} must be positive and finite; usual for {self.norm}: {usual}")
         if largest is not None and self.eps > largest:
@@ -49,12 +50,9 @@ class ThreatModel:
                 f"is {usual}"
             )
 
-    def _fact(self, key: str) -> Any:
-        return NORMS.entries()[self.norm].facts.get(key)
-
     def __str__(self) -> str:
         plain, levels = f"{self.eps:g}", f"{round(self.eps * 255, 6):g}/255"
-        short = levels if self._fact("in_255ths") and len(levels) <= len(plain) else plain
+        short = levels if NORMS.entries()[self.norm].facts.get("in_255ths") and len(levels) <= len(plain) else plain
         return f"{self.norm}, eps = {short}"
 
 

@@ -27,7 +27,7 @@ from ..config.run_config import RunConfig
 from ..config.uris import GIVEN, ClassifierSource, needs_trust
 from ..errors import ContentHashMismatch, InvalidInputError, reason_of
 from ..mixing.classifier import MixedClassifier
-from ..mixing.transforms import LOGIT_MAPS, LogitMap
+from ..mixing.transforms import LOGIT_MAPS
 from ..selection.choice import Choice
 from ..stages.runs import Run, RunFile, described_run, run_of
 from ..stages.search_result import read_search_result
@@ -37,6 +37,7 @@ from ..storage.store import Store
 PARAMETERS = "mixed_classifier.json"
 HUB = "hf:"
 _VERSION = 2  # format version in PARAMETERS
+_MAP_NAMES = {kind: name for name, kind in LOGIT_MAPS.items()}
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,15 @@ def write_folder(
     mixed: MixedClassifier, folder: Path, bases: Mapping[str, StoredBase], about: Mapping[str, Any] | None = None
 ) -> None:
     """Write the parameters, and the weights for which `bases` has a file name; `about` is added to the JSON."""
+    kind = type(mixed.transform)
+    if kind not in _MAP_NAMES:
+        raise InvalidInputError(
+            f"a transform of type {kind.__name__} cannot be saved; these can: {', '.join(_MAP_NAMES.values())}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "version": _VERSION,
-        "transform": {"map": _map_name(mixed.transform), **mixed.transform.settings()},
+        "transform": {"map": _MAP_NAMES[kind], **mixed.transform.settings()},
         "mixture": mixed.mixture.weights(),
         "base_classifiers": {role: asdict(base) for role, base in bases.items()},
         **(about or {}),
@@ -307,12 +313,3 @@ def _require_weights(model: nn.Module, role: str, uri: str, expected: str, advic
             f"{role}={uri!r}: its weights are not those that were saved with the parameters (sha256 was "
             f"{expected[:12]} and is {found[:12]}). {advice}"
         )
-
-
-def _map_name(transform: LogitMap) -> str:
-    name = next((name for name, kind in LOGIT_MAPS.items() if type(transform) is kind), None)
-    if name is None:
-        raise InvalidInputError(
-            f"a transform of type {type(transform).__name__} cannot be saved; these can: {', '.join(LOGIT_MAPS)}"
-        )
-    return name

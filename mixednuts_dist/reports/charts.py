@@ -280,37 +280,33 @@ def maps(
         chosen: the candidate that gets a ring.
         meaning: what the objective is.
     """
-    cells = [
-        {"s": s, "p": p, "c": c, "objective": None if value is None else 100 * value, "selected": (s, p, c) == chosen}
-        for (s, p, c), value in objectives.items()
-    ]
-    found = [row["objective"] for row in cells if row["objective"] is not None]
+    found = [100 * value for value in objectives.values() if value is not None]
     ends = [min(found, default=0.0), max(found, default=1.0)]
     scale = {"scheme": "viridis", "reverse": maximized, "domain": ends, "nice": False}
     title = [f"{meaning} (%)", "(darker is better)"]
     legend = {"title": title, "gradientLength": 170, "titleLimit": 0, "format": ".3~g"}
     color: Row = {"field": "objective", "type": "quantitative", "scale": scale}
-    return Figure(
-        [
-            _map([row for row in cells if row["p"] == power], {**color, "legend": None if i else legend})
-            for i, power in enumerate(_shown_powers(cells))
-        ],
-        columns=4,
-    )
+    panels = []
+    for shown in _shown_powers(sorted({p for _, p, _ in objectives}), chosen[1]):
+        rows = [
+            {"s": s, "p": p, "c": c, "objective": None if value is None else 100 * value}
+            for (s, p, c), value in objectives.items()
+            if p == shown
+        ]
+        selected = [{"s": chosen[0], "c": chosen[2]}] if shown == chosen[1] else []
+        panels.append(_map(rows, selected, {**color, "legend": None if panels else legend}))
+    return Figure(panels, columns=4)
 
 
-def _shown_powers(cells: Sequence[Row]) -> list[float]:
-    """Return all powers, or an even choice of them with the selected one among them."""
-    powers = sorted({row["p"] for row in cells})
+def _shown_powers(powers: Sequence[float], chosen: float) -> Sequence[float]:
+    """Return all powers, or an even choice of them with the chosen one among them."""
     if len(powers) <= _MOST_MAPS:
         return powers
     picked = {powers[round(i * (len(powers) - 1) / (_MOST_MAPS - 1))] for i in range(_MOST_MAPS)}
-    for chosen in {row["p"] for row in cells if row["selected"]}:
-        picked = (picked - {min(picked, key=lambda power: abs(power - chosen))}) | {chosen}
-    return sorted(picked)
+    return sorted((picked - {min(picked, key=lambda power: abs(power - chosen))}) | {chosen})
 
 
-def _map(rows: Sequence[Row], color: Row) -> Spec:
+def _map(rows: Sequence[Row], selected: Sequence[Row], color: Row) -> Spec:
     axis: Row = {
         "format": ".2~r",
         "labelOverlap": True,
@@ -323,7 +319,7 @@ def _map(rows: Sequence[Row], color: Row) -> Spec:
     y: Row = {"field": "c", "type": "ordinal", "title": "bias c", "sort": "descending", "axis": axis}
     usable = [row for row in rows if row["objective"] is not None]
     unusable = [row for row in rows if row["objective"] is None]
-    selected, place = [row for row in rows if row["selected"]], {"x": x, "y": y}
+    place = {"x": x, "y": y}
     return panel(
         layer("rect", usable, {**place, "color": color}),
         layer("text", unusable, {**place, "text": {"value": "×"}}, opacity=0.6),

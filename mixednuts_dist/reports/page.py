@@ -47,7 +47,6 @@ def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = (
         "results": results,
         "summary": summary_sentences(results),
         "attacks": attack_sentence(results),
-        "seconds_total": sum(results.seconds.values()),
         "figures": {name: [Markup(svg) for svg in figure.svgs(name)] for name, figure in drawn.items()},
         "captions": {name: caption(name) for name in drawn},
         "more": [name for name in drawn if name not in PLACED],

@@ -54,11 +54,6 @@ class RunReport(RunResults):
         return report_files(self)
 
     @property
-    def page(self) -> str:
-        """Return the report as one HTML page that needs no other file."""
-        return self.files["index.html"].decode()
-
-    @property
     def curve(self) -> str:
         """Return the trade-off of clean against robust accuracy over all betas, as SVG; empty without a search."""
         drawn = tradeoff(self)

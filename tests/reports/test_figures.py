@@ -74,17 +74,17 @@ def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) 
 
 
 def test_sensitivity_shows_candidates_and_marks_the_selected(results: RunResults) -> None:
-    rows = [row for row in rows_of(figures(results)["sensitivity"]) if "objective" in row]
-    shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}
-    assert shown == {
+    panels, chosen = figures(results)["sensitivity"].panels, results.parameters
+    rows = [row for row in rows_of(Figure(panels)) if "objective" in row]
+    assert {(row["s"], row["p"], row["c"]): row["objective"] for row in rows} == {
         (row["scale"], row["power"], row["bias"]): (
             100 * row["objective"] if row["feasible"] and row["deployable"] else None
         )
         for row in results.candidates
     }
-    chosen = results.parameters
-    assert {(row["s"], row["p"], row["c"]) for row in rows if row["selected"]} == {
-        (chosen.scale, chosen.power, chosen.bias)
+    rings = {panel["title"]: panel["layer"][-1]["data"]["values"] for panel in panels}
+    assert {title: ring for title, ring in rings.items() if ring} == {
+        f"p = {chosen.power:g}": [{"s": chosen.scale, "c": chosen.bias}]
     }
 
 

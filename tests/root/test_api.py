@@ -54,14 +54,14 @@ def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tupl
     assert right == report.row("mixed").clean.correct
     assert report.search.rounds
     assert "mixed" in repr(report) and "<svg" in report.curve and "<table" in report._repr_html_()
-    assert report.page.startswith("<!DOCTYPE html")
+    assert report.files["index.html"].startswith(b"<!DOCTYPE html")
 
 
 def test_the_report_is_saved_as_a_page_with_its_files(
     mixed_in_one_call: tuple[MixResult, Path], tmp_path: Path
 ) -> None:
     page = mixed_in_one_call[0].report.save(tmp_path / "report")
-    assert page.read_text() == mixed_in_one_call[0].report.page
+    assert page.read_bytes() == mixed_in_one_call[0].report.files["index.html"]
     assert (tmp_path / "report" / "table.csv").is_file()
 
 
