@@ -286,7 +286,7 @@ def maps(
     title = [f"{meaning} (%)", "(darker is better)"]
     legend = {"title": title, "gradientLength": 170, "titleLimit": 0, "format": ".3~g"}
     color: Row = {"field": "objective", "type": "quantitative", "scale": scale}
-    panels = []
+    panels = list[Spec]()
     for shown in _shown_powers(sorted({p for _, p, _ in objectives}), chosen[1]):
         rows = [
             {"s": s, "p": p, "c": c, "objective": None if value is None else 100 * value}
