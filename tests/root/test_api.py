@@ -95,7 +95,7 @@ def test_a_stored_run_of_modules_says_that_they_are_not_in_it(mixed_in_one_call:
     assert not list(folder.glob("*.npz")), "the images are passed as they are"
     with pytest.raises(InvalidInputError, match="was a module that the caller passed to `run` or `mix`"):
         mn.load_run(str(run))
-    assert "load_run(" not in result.report.page
+    assert b"load_run(" not in result.report.files["index.html"]
 
 
 def test_run_takes_modules_and_images_in_place_of_uris(tmp_path: Path) -> None:
