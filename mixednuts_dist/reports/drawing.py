@@ -62,19 +62,16 @@ class Figure:
 
     def svg(self, name: str) -> str:
         """Draw all panels as one `<svg>` element."""
-        return _svg(self._spec(), f"{name}-")
+        if len(self.panels) == 1:
+            return _svg(self.panels[0], f"{name}-")
+        apart = {"color": "independent", "shape": "independent", "strokeDash": "independent"}
+        concat = {"concat": list(self.panels), "columns": self.columns, "spacing": 24, "bounds": "full"}
+        return _svg({**concat, "resolve": {"scale": apart}}, f"{name}-")
 
     def pdf(self) -> bytes:
         """Draw all panels as one PDF."""
         drawn: bytes = vl_convert.svg_to_pdf(self.svg("f"))
         return drawn
-
-    def _spec(self) -> Spec:
-        if len(self.panels) == 1:
-            return self.panels[0]
-        apart = {"color": "independent", "shape": "independent", "strokeDash": "independent"}
-        concat = {"concat": list(self.panels), "columns": self.columns, "spacing": 24}
-        return {**concat, "bounds": "full", "resolve": {"scale": apart}}
 
 
 def layer(kind: str, rows: Iterable[Row], encoding: Mapping[str, Any], **mark: Any) -> Spec:

@@ -186,7 +186,7 @@ def _latex_heading(name: str) -> str:
 
 def _csv_cells(cell: Cell, width: int) -> list[Any]:
     if isinstance(cell, Count):
-        return list(cell.to_json().values())
+        return [getattr(cell, part) for part in COUNTED]
     return ["" if cell is None else cell] * width
 
 

@@ -24,7 +24,9 @@ def test_names_are_not_read_as_markup() -> None:
 
 
 def rows_of(content: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(content)))
+    rows = list(csv.DictReader(io.StringIO(content)))
+    assert not any(None in row or None in row.values() for row in rows), "each cell has a heading"
+    return rows
 
 
 TABLE = Table(["after", "standing", "lost"], [["apgd-ce", Count(30, 40), 7], ["fab-t", None, 0.123456]])
