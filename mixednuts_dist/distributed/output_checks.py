@@ -16,34 +16,19 @@ from torch import Tensor, nn
 from ..attacks.red_flags import LOGITS_TOLERANCE
 from ..errors import BaseClassifierError, StoreError
 from ..storage.tables import unusable_values
+from .workbench import Workbench
 
 _AT_ONCE = 16  # images per pass after a partition has failed
 _REPEATED = 16  # images of a worker's first partition, which are classified again after each partition
 
 
 class OutputChecks:
-    """Checks the outputs of a run's classifiers on one worker.
+    """Checks the outputs of a run's classifiers on one worker."""
 
-    Args:
-        uris: role ("std" if the run has one, "rob") -> URI.
-        n_classes: the number of classes on the driver; None if the driver has not run the classifiers.
-        logits: returns a classifier's float32 logits, as `Workbench.logits` does.
-        random: whether the classifiers are random (`evaluate.eot`), so that their logits are not compared.
-    """
-
-    def __init__(
-        self,
-        networks: Mapping[str, nn.Module],
-        uris: Mapping[str, str],
-        n_classes: int | None,
-        logits: Callable[[nn.Module, Tensor], Tensor],
-        *,
-        random: bool = False,
-    ) -> None:
-        self._networks, self._uris, self._n_classes = networks, uris, n_classes
-        self._logits, self._random = logits, random
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
         self._first: tuple[Tensor, dict[str, Tensor]] | None = None  # the first images and their logits
-        self._watches = {role: _Watch(network) for role, network in networks.items()}
+        self._watches = {role: _Watch(network) for role, network in bench.networks.items()}
 
     @contextmanager
     def checked(self, x_BCHW: Tensor) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:
@@ -56,14 +41,14 @@ class OutputChecks:
         for watch in self._watches.values():
             watch.take()
         try:
-            if self._first is None and not self._random:
+            if self._first is None and not self._bench.spec.random:
                 probe_BCHW = x_BCHW[:_REPEATED].clone()
                 self._first = probe_BCHW, self._all_logits(probe_BCHW)
             yield self._require_usable
         except (StoreError, BaseClassifierError):
             raise
         except Exception:
-            for role, network in self._networks.items():
+            for role, network in self._bench.networks.items():
                 self._raise_if_unusable(role, network, x_BCHW)
             raise
 
@@ -72,7 +57,8 @@ class OutputChecks:
         seen = [role for role, watch in self._watches.items() if watch.take()]
         bad = next(filter(None, (unusable_values(name, values) for name, values in columns.items())), None)
         if seen or bad:
-            named, what = " or ".join(map(self._named, seen or self._uris)), bad or "some outputs held NaN or infinity"
+            named = " or ".join(map(self._named, seen or self._watches))
+            what = bad or "some outputs held NaN or infinity"
             raise BaseClassifierError(f"{named}: {what}; when the run began all of them were finite")
         if self._first is None:
             return
@@ -86,7 +72,7 @@ class OutputChecks:
                 )
 
     def _all_logits(self, x_BCHW: Tensor) -> dict[str, Tensor]:
-        return {role: self._logits(network, x_BCHW) for role, network in self._networks.items()}
+        return {role: self._bench.logits(network, x_BCHW) for role, network in self._bench.networks.items()}
 
     @torch.no_grad()
     def _raise_if_unusable(self, role: str, network: nn.Module, x_BCHW: Tensor) -> None:
@@ -96,7 +82,7 @@ class OutputChecks:
                 logits = network(part_BCHW)
             except Exception as error:  # the classifier's code may raise anything
                 raise BaseClassifierError(f"{self._named(role)} fails: {type(error).__name__}: {error}") from error
-            expected = (len(part_BCHW), self._n_classes or logits.shape[-1])
+            expected = (len(part_BCHW), self._bench.spec.n_classes or logits.shape[-1])
             finite = bool(logits.isfinite().all())
             if tuple(logits.shape) != expected or not logits.is_floating_point() or not finite:
                 raise BaseClassifierError(
@@ -106,7 +92,7 @@ class OutputChecks:
                 )
 
     def _named(self, role: str) -> str:
-        return f"{role}={self._uris[role]!r}"
+        return f"{role}={self._bench.spec.classifiers[role]!r}"
 
 
 class _Watch:

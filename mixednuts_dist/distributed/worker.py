@@ -85,9 +85,7 @@ class AttackWorker:
             )
         pass_seconds = self._time_a_pass(networks)
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
-        self.checks = OutputChecks(
-            networks, self.spec.classifiers, self.spec.n_classes, self.bench.logits, random=self.spec.random
-        )
+        self.checks = OutputChecks(self.bench)
         self._pass_seconds = pass_seconds
         return pass_seconds
 
