@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.executor import PoolSettings
@@ -120,5 +121,5 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
     )  # fmt: skip
     task = Task(stage="", content_hash="")
     with SleepingExecutor(n_workers) as executor:
-        pool = Pool(spec, task, PoolSettings(n_workers, 0, 0), executor, on_summary)
+        pool = Pool(spec, task, PoolSettings(ComputeConfig(), n_workers, 0), executor, on_summary)
         pool.run(WorkQueue(partitions))

@@ -18,7 +18,7 @@ class DebugExecutor(Executor):
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
         """Return one worker, with a GPU if there is one."""
-        return PoolSettings.of(compute, 1, float(torch.cuda.device_count() > 0))
+        return PoolSettings(compute, 1, float(torch.cuda.device_count() > 0))
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Here":
         """Return a worker in this thread."""

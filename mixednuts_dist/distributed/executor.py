@@ -6,7 +6,6 @@ pool (`pool.py`) decides what each worker computes, how often a partition is tri
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -30,23 +29,12 @@ Scoring = Callable[[Grid], Scores]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """The number of workers, their resources, and the limits on failures and time."""
+    """The number of workers, the GPUs and the place of each, and the configured limits on failures and time."""
 
+    compute: ComputeConfig
     n_workers: int
-    num_cpus: float  # per worker
-    num_gpus: float
-    max_tries: int = 3
-    start_seconds: float = math.inf  # a stage fails after this long without a ready worker
+    num_gpus: float  # per worker
     placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's terms
-    watchdog: float = math.inf  # limit of a partition, as a multiple of what the slowest finished one suggests
-
-    @classmethod
-    def of(cls, compute: ComputeConfig, n_workers: int, num_gpus: float, **options: Any) -> Self:
-        """Return the configured settings for this number of workers."""
-        return cls(
-            n_workers, compute.num_cpus, num_gpus, compute.max_tries, compute.start_seconds,
-            watchdog=compute.watchdog or math.inf, **options,
-        )  # fmt: skip
 
 
 class WorkerLost(Exception):

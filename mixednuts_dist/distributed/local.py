@@ -48,7 +48,7 @@ class LocalExecutor(Executor):
         n_gpus = len(_gpus())
         each = compute.num_gpus if compute.num_gpus is not None else float(n_gpus > 0)
         room = n_gpus / each if each else len(os.sched_getaffinity(0)) / compute.num_cpus
-        return PoolSettings.of(compute, compute.num_workers or max(1, int(room)), each)
+        return PoolSettings(compute, compute.num_workers or max(1, int(room)), each)
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Process":
         """Start a process; with GPUs, it gets the first share of a GPU that no other process has."""

@@ -81,7 +81,7 @@ class Pool:
             StoreError: if no worker can read or write the storage.
         """
         self._queue, self._last_ready = queue, time.monotonic()
-        self._failures = Failures(Store(self.spec.run_uri), self.task.stage, self.settings.max_tries)
+        self._failures = Failures(Store(self.spec.run_uri), self.task.stage, self.settings.compute.max_tries)
         try:
             while n_left := self._n_left():
                 self._look(n_left)
@@ -224,7 +224,8 @@ class Pool:
         self._n_failed_starts += 1
         self._starts.failed(node, error)
         self._due.append(time.monotonic() + self._starts.back_off(node))
-        most = self.settings.max_tries * (self.settings.n_workers if any(each.place for each in self._slots) else 1)
+        n_workers = self.settings.n_workers if any(each.place for each in self._slots) else 1
+        most = self.settings.compute.max_tries * n_workers
         is_likely = self._n_failed_starts < most and (self._slots or isinstance(error, WorkerLost))
         if self._any_ready or is_likely:
             return
@@ -234,14 +235,14 @@ class Pool:
 
     def _require_ready(self) -> None:
         """Raise ClusterError if no worker has been ready for `start_seconds`."""
-        settings = self.settings
+        settings, compute = self.settings, self.settings.compute
         if self._ready():
             self._last_ready = time.monotonic()
-        elif time.monotonic() - self._last_ready > settings.start_seconds:
+        elif time.monotonic() - self._last_ready > compute.start_seconds:
             where = "".join(f", {name} {value}" for name, value in settings.placement.items())
             raise ClusterError(
-                f"no worker was ready for {settings.start_seconds:g} s: {settings.n_workers} were requested, each with "
-                f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs{where}; {self.executor.room()}. Change "
+                f"no worker was ready for {compute.start_seconds:g} s: {settings.n_workers} were requested, each with "
+                f"{compute.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs{where}; {self.executor.room()}. Change "
                 "compute.num_workers, num_cpus or num_gpus to what it has, or raise compute.start_seconds"
             )
 
@@ -255,11 +256,12 @@ class Pool:
 
     def _seconds_allowed(self, slot: _Slot) -> float:
         if slot.method == "ready":
-            return math.inf if slot.pass_seconds is not None else self.settings.start_seconds
+            return math.inf if slot.pass_seconds is not None else self.settings.compute.start_seconds
         if slot.partition is None or slot.pass_seconds is None:  # idle, or waiting for a machine
             return math.inf
         at_most = self.task.n_passes * slot.pass_seconds
-        allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog, at_most)
+        watchdog = self.settings.compute.watchdog or math.inf
+        allowed = self._queue.seconds_allowed(slot.partition, watchdog, at_most)
         # The partition may just be slow, so each further try has twice the time. The images of prefetched partitions
         # are attacked in the same batches, so they need time, too.
         return allowed * 2.0 ** self._failures.tries(slot.partition) * (1 + slot.n_prefetched)

@@ -65,7 +65,7 @@ class RayExecutor(Executor):
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
         """Return an actor, which starts when the cluster has room."""
-        options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
+        options = {"num_cpus": settings.compute.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
         actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(spec, settings.num_gpus)
         return ActorWorker(actor)
 
@@ -95,7 +95,7 @@ class RayExecutor(Executor):
         self.start()
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-        held = sum(settings.num_cpus for _, settings, _ in self._idle)  # Ray's own count of free cores may be late
+        held = sum(settings.compute.num_cpus for _, settings, _ in self._idle)  # Ray's count of free cores may be late
         free_cores = min(free.get("CPU", 0.0), has.get("CPU", 0.0) - held)
         reserved, n_trials = {"CPU": compute.num_cpus}, int(has.get("CPU", 0.0) / compute.num_cpus)
         if self._idle and free_cores < compute.num_cpus:
@@ -103,7 +103,7 @@ class RayExecutor(Executor):
                 reserved, n_trials = {"memory": compute.num_cpus * memory}, len(self._idle)
             else:
                 self.end_idle()
-        settings = PoolSettings.of(compute, max(1, n_trials), 0.0, placement=trial_placement(compute))
+        settings = PoolSettings(compute, max(1, n_trials), 0.0, placement=trial_placement(compute))
         return functools.partial(score_on_tune, rows=rows, task=task, settings=settings, reserved=reserved)
 
 
@@ -191,7 +191,7 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
             f"needs {num_cpus:g} and {gpus_each:g}. If the cluster grows, set compute.num_workers to the most GPUs "
             "that it may have, and compute.num_gpus=1"
         )
-    return PoolSettings.of(compute, num_workers or room, gpus_each, placement=placement)
+    return PoolSettings(compute, num_workers or room, gpus_each, placement=placement)
 
 
 def _placement(compute: ComputeConfig) -> dict[str, Any]:

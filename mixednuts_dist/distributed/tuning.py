@@ -75,7 +75,7 @@ def score_on_tune(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                callbacks=[_Patience(settings.start_seconds)],
+                callbacks=[_Patience(settings.compute.start_seconds)],
             ),
         )
         results = tuner.fit()

@@ -54,7 +54,7 @@ def run(config: RunConfig, *, executor: Executor | None = None) -> Estimate:
         stages=_stages(opened, measured),
         pass_seconds=measured,
         n_workers=settings.n_workers,
-        devices_each=settings.num_gpus or settings.num_cpus,
+        devices_each=settings.num_gpus or compute.num_cpus,
         unit="GPU" if settings.num_gpus else "core",
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import pool as pool_module
 from mixednuts_dist.distributed.executor import Executor, PoolSettings, WorkerLost
 from mixednuts_dist.distributed.pool import Pool
@@ -92,7 +93,7 @@ class Stage:
         written = list[PartitionSummary]()
         self.executor = Machines(make)
         of_run = unchecked_spec(folder)
-        task, asked = Task(stage="attack", content_hash="f"), PoolSettings(n_workers, 1, 0, **settings)
+        task, asked = Task(stage="attack", content_hash="f"), PoolSettings(ComputeConfig(**settings), n_workers, 0)
         self.error: Exception | None = None
         if kept is not None:  # workers of an earlier stage, by `make`
             for i in range(n_workers):

@@ -85,7 +85,7 @@ def test_each_local_worker_sees_its_card_alone(
 
 def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, seen: list[str]) -> None:
     """It starts at once, before the reading thread of the ended process has noticed its end."""
-    executor, settings = local.LocalExecutor(), PoolSettings(2, 1, 1.0)
+    executor, settings = local.LocalExecutor(), PoolSettings(ComputeConfig(), 2, 1.0)
     for _ in range(5):
         kept, ended = (executor.begin(unchecked_spec(tmp_path), settings) for _ in range(2))
         ended.end()

@@ -92,7 +92,7 @@ def test_failing_partition_is_retried_and_named(
 
 def test_worker_is_kept_until_the_executor_closes(tiny: Callable[..., RunConfig]) -> None:
     config = tiny()
-    spec, settings = worker_spec(open_run(config)), PoolSettings(1, 1, 0)
+    spec, settings = worker_spec(open_run(config)), PoolSettings(config.compute, 1, 0)
     with make_executor("local") as made, executing(made, config.compute) as executor:
         first = executor.begin(spec, settings)
         first.call("ready").result(60)
@@ -122,7 +122,7 @@ from mixednuts_dist.config.register import EXECUTORS
 @EXECUTORS("threads", describes="two threads of this process")
 class Threads(Executor):
     def workers(self, compute):
-        return PoolSettings.of(compute, n_workers=2, num_gpus=0)
+        return PoolSettings(compute, n_workers=2, num_gpus=0)
 
     def begin(self, spec, settings):
         return Thread(AttackWorker(spec))

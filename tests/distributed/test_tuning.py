@@ -88,7 +88,8 @@ def test_a_search_that_no_node_takes_ends_after_start_seconds(tmp_path: Path, ra
 
 @pytest.mark.alone
 def test_search_keeps_idle_workers_that_hold_all_cores(tmp_path: Path, ray_executor: Any) -> None:
-    spec, settings = unchecked_spec(tmp_path), PoolSettings(1, ray.cluster_resources()["CPU"], 0)
+    compute = ComputeConfig(num_cpus=ray.cluster_resources()["CPU"])
+    spec, settings = unchecked_spec(tmp_path), PoolSettings(compute, 1, 0)
     ray_executor.n_users += 1  # as in `executing`
     worker = ray_executor.begin(spec, settings)
     try:
