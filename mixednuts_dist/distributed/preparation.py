@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from .tasks import Task
 from .worker_spec import WorkerSpec
 
 PART_SIZE = 100
+SEED = 0  # determines the order
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,29 @@ class PartDone:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTask(Task):
-    """Writes a part of the first `n_images` of the worker's dataset in balanced order, unless a whole file exists."""
+    """Writes a part of the worker's dataset in balanced order, unless a whole file exists."""
 
     destination: str
-    n_images: int
-    seed: int
 
     def write(self, dataset: Dataset, partition: Partition) -> PartDone:
         """Write the part in its own format; DatasetError if an image cannot be read."""
         started, name, store = time.perf_counter(), partition.file_name, Store(self.destination)
         there = finished_part(store, name, self.content_hash)
-        rows = there or _read(dataset, self.order(dataset)[partition.start : partition.stop])
+        rows = there or _read(dataset, balanced(dataset)[partition.start : partition.stop])
         if there is None:
             store.write(name, encode_part(rows, self.content_hash))
         part = ImagePart(name, partition.start, partition.stop, rows.sha256)
         return PartDone(part, rows.images.shape[1:], there is not None, time.perf_counter() - started)
 
-    def order(self, dataset: Dataset) -> Sequence[int]:
-        """Return the order in which the parts hold the images."""
-        return _order(dataset.labels[: self.n_images].astype(np.int64).tobytes(), self.seed)
+
+def balanced(dataset: Dataset) -> Sequence[int]:
+    """Return the order in which the parts hold the images."""
+    return _order(dataset.labels.astype(np.int64).tobytes())
 
 
 @functools.lru_cache(maxsize=1)
-def _order(labels: bytes, seed: int) -> Sequence[int]:
-    return balanced_order(np.frombuffer(labels, np.int64), seed)
+def _order(labels: bytes) -> Sequence[int]:
+    return balanced_order(np.frombuffer(labels, np.int64), SEED)
 
 
 def _read(dataset: Dataset, indices: Sequence[int]) -> ImageRows:
@@ -108,13 +108,10 @@ def run(
     uri: str,
     destination: str,
     *,
-    n: int | None = None,
-    part_size: int = PART_SIZE,
-    seed: int = 0,
     executor: Executor | None = None,
     on_part: Callable[[PartDone, int], None] = lambda _part, _n_images: None,
 ) -> Manifest:
-    """Write the first `n` images of `uri` (all by default) below `destination`. Existing parts are kept.
+    """Write the images of `uri` below `destination`. Existing parts are kept.
 
     `on_part` is called with each part that is done and the total number of images. The manifest is written last, so a
     set of parts without a manifest is not complete.
@@ -128,15 +125,12 @@ def run(
     if source.scheme == "parquet":
         raise DatasetError(f"{uri} is prepared already; use it as data.uri")
     dataset = open_dataset(source)
-    n_images = n or len(dataset)
-    if n_images > len(dataset):
-        raise DatasetError(f"n={n_images}, but {uri} has {len(dataset)} images")
-    task = _task(dataset, store, n_images, part_size, seed)
+    task = PartTask(stage="prepare", content_hash=_content_hash(dataset, store), destination=store.uri)
     done: list[PartDone] = []
 
     def received(part: Any) -> None:
         done.append(part)
-        on_part(part, n_images)
+        on_part(part, len(dataset))
 
     spec = WorkerSpec(
         store_uri=store.uri, data=source, classifiers={}, checksums={"labels": labels_checksum(dataset)},
@@ -144,30 +138,29 @@ def run(
         working_folder=str(Path.cwd()),
     )  # fmt: skip
     with executing(executor, compute := ComputeConfig(num_gpus=0)) as used:
-        Pool(spec, task, used.workers(compute), used, received).run(WorkQueue(split_images(n_images, part_size)))
+        Pool(spec, task, used.workers(compute), used, received).run(WorkQueue(split_images(len(dataset), PART_SIZE)))
     image_shape = _require_one_size(dataset, (part.image_shape for part in done))
     manifest = Manifest(
         source=uri,
         content_hash=task.content_hash,
-        seed=seed,
+        seed=SEED,
         image_shape=image_shape,
         parts=tuple(sorted((part.part for part in done), key=lambda part: part.start)),
-        labels=tuple(int(dataset.labels[i]) for i in task.order(dataset)),
+        labels=tuple(int(dataset.labels[i]) for i in balanced(dataset)),
     )
     store.write(MANIFEST, manifest.model_dump_json().encode())
     return manifest
 
 
-def _task(dataset: Dataset, store: Store, n_images: int, part_size: int, seed: int) -> PartTask:
-    """Return the task; DatasetError if the destination holds parts of another set of images."""
-    task = PartTask(stage="prepare", content_hash="", destination=store.uri, n_images=n_images, seed=seed)
-    order = hashlib.sha256(json.dumps(task.order(dataset)).encode()).hexdigest()
-    found = digest({"source": dataset.checksum(n_images), "order": order, "part_size": part_size})
+def _content_hash(dataset: Dataset, store: Store) -> str:
+    """Return the hash of the images in their order; DatasetError if the destination holds parts of other images."""
+    order = hashlib.sha256(json.dumps(balanced(dataset)).encode()).hexdigest()
+    found = digest({"source": dataset.checksum(len(dataset)), "order": order, "part_size": PART_SIZE})
     if store.exists(MANIFEST):
         there = open_parquet(DatasetSource(f"parquet:{store.uri}")).manifest
         if there.content_hash != found:
             raise DatasetError(
-                f"{store.uri} already holds other images or another order ({len(there.labels)} images of "
-                f"{there.source}, seed {there.seed}); choose another --to, or delete it"
+                f"{store.uri} already holds other images ({len(there.labels)} images of {there.source}); choose another "
+                "--to, or delete it"
             )
-    return replace(task, content_hash=found)
+    return found
