@@ -1,8 +1,8 @@
 """Worker processes on this machine, without Ray: one per GPU or, without GPUs, one per `compute.num_cpus` cores.
 
-The driver writes each call to a process's standard input as a pickled (method, arguments), and reads (value, error,
-traceback) from its standard output. The output of classifiers goes to the process's log, and the message about a lost
-worker shows the end of that log. A process ends when its input ends, which happens if the driver dies.
+The driver sends each call through a pipe as a pickled (method, arguments), and receives (value, error, traceback). The
+output of classifiers goes to the process's log, and the message about a lost worker shows the end of that log. A process
+ends when its pipe is closed, which happens if the driver dies.
 """
 
 import contextlib
@@ -18,7 +18,9 @@ import tempfile
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -29,7 +31,7 @@ from .worker import AttackWorker
 from .worker_spec import WorkerSpec
 
 _COMMAND = f"from {__name__} import serve; serve()"
-_END_SECONDS = 1.0  # a process may take this long to exit after it has closed its output
+_END_SECONDS = 1.0  # a process may take this long to exit after it has closed its pipe
 _LAST_WORDS = 2000  # bytes of a lost worker's log in the message about it
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _OUT_OF_MEMORY = ", possibly by the kernel because memory ran out; try a lower compute.num_workers"
@@ -77,13 +79,14 @@ class _Process:
     def __init__(self, spec: WorkerSpec, num_gpus: float, share: int, visible: dict[str, str]) -> None:
         self.share, self.ended = share, False
         self._log, self._thread = tempfile.TemporaryFile(), ThreadPoolExecutor(1)  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            start_new_session=True,  # only the driver receives Ctrl-C; it ends its workers
-            env={**os.environ, **visible, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                start_new_session=True,  # only the driver receives Ctrl-C; it ends its workers
+                env={**os.environ, **visible, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )  # fmt: skip
         self._thread.submit(self._send, (spec, num_gpus))
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
@@ -99,14 +102,13 @@ class _Process:
         self._thread.shutdown(wait=False)
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # the process is dead, and its output has ended
-            self._requests.write(pickle.dumps(message))
-            self._requests.flush()
+        content = pickle.dumps(message)  # not `send`, whose pickler shares the memory of tensors
+        with contextlib.suppress(OSError):  # the process is dead, and the pipe has ended
+            self._pipe.send_bytes(content)
 
     def _close(self) -> None:
-        for file in (self._requests, self._answers, self._log):
-            with contextlib.suppress(OSError):  # its buffer may hold a call that the process did not read
-                file.close()
+        self._pipe.close()
+        self._log.close()
 
     def _result(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Return what the method returns in the process, or raise what it raises.
@@ -116,7 +118,7 @@ class _Process:
         """
         self._send((method, arguments))
         try:
-            value, error, trace = pickle.load(self._answers)
+            value, error, trace = pickle.loads(self._pipe.recv_bytes())
         except Exception:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_END_SECONDS)
@@ -147,28 +149,19 @@ def _ending(code: int) -> str:
 
 def serve() -> None:
     """Run the calls from standard input, one after the other, until the input ends."""
-    requests, answers = _own_pipes()
-    worker = AttackWorker(*pickle.load(requests))
+    pipe = Connection(int(sys.argv[1]))
+    worker = AttackWorker(*pickle.loads(pipe.recv_bytes()))
     calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                calls.put(pickle.load(requests))
+                calls.put(pickle.loads(pipe.recv_bytes()))
         os._exit(1)  # the driver is dead or wants this process to end
 
     threading.Thread(target=read, name="calls", daemon=True).start()
     while True:
-        answers.write(_pickled_result(worker, *calls.get()))
-        answers.flush()
-
-
-def _own_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Return the pipes of standard input and output; the output of classifiers goes to standard error instead."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return requests, answers
+        pipe.send_bytes(_pickled_result(worker, *calls.get()))
 
 
 def _pickled_result(worker: AttackWorker, method: str, arguments: tuple[Any, ...]) -> bytes:
