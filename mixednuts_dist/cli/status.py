@@ -218,7 +218,6 @@ def run_status(config: RunConfig) -> RunStatus:
         opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     except MissingArtifact:
         store = run_store(config, FIRST_ANSWER_SECONDS)
-        store.names("")  # raises for a missing bucket
         return RunStatus(config.run_id(), store.uri, searched=None if config.std is None else False)
     searched = opened.store.exists(SELECTED)
     stages = [

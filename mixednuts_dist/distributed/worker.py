@@ -78,7 +78,6 @@ class AttackWorker:
         self.store = Store(self.spec.store_uri)
         run = Store(self.spec.run_uri)
         if networks and not run.exists(RUN):
-            run.names("")  # raises for a missing bucket
             raise StoreError(
                 f"{platform.node()} does not see {run.address(RUN)}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"

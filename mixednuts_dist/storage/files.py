@@ -39,9 +39,9 @@ class Files:
     def listed(self, folder: str) -> dict[str, int | None]:
         """Return name -> size of the entries; the size of a folder is None."""
         entries = self._call("ls", folder, detail=True)
-        sizes = {entry["name"]: entry["size"] if entry["type"] == "file" else None for entry in entries}
+        sizes = {entry["name"].rstrip("/"): entry["size"] if entry["type"] == "file" else None for entry in entries}
         sizes.pop(self._at(folder), None)  # some stores list an empty folder in itself
-        return {path.rstrip("/").rpartition("/")[2]: size for path, size in sizes.items()}
+        return {path.rpartition("/")[2]: size for path, size in sizes.items()}
 
     def all_files(self, folder: str) -> list[str]:
         """Return the paths of all files below a folder."""

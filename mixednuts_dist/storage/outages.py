@@ -99,6 +99,11 @@ def has_expired(error: Exception) -> bool:
     return _answer(error)[1] in {"InvalidAccessKeyId", *_EXPIRED}
 
 
+def has_no_bucket(error: Exception) -> bool:
+    """Whether the bucket of a file does not exist."""
+    return _answer(error)[1] == "NoSuchBucket"
+
+
 def in_words(error: Exception, address: str) -> str:
     """Return the message for a storage error at `address`, with the next step."""
     shown, code = _one_line(error), _answer(error)[1]

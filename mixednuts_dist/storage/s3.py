@@ -3,12 +3,10 @@
 import hashlib
 import threading
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
-from ..errors import StoreError
 from .files import ANSWER_SECONDS, ONE_PUT, Files
-from .outages import conditionally, has_expired, in_words
+from .outages import conditionally, has_expired
 
 CONNECTIONS = 32
 # One try per call, because `patiently` is the only place that tries again.
@@ -31,7 +29,6 @@ class S3(Files):
     def __init__(self, fs: Any, root: str) -> None:
         super().__init__(fs, root)
         fs.retries = 1
-        _read_dates_quickly(fs)
         self._bucket, self._prefix, _ = fs.split_path(self._root)
 
     def _renewing(self, call: Callable[[], Any]) -> Any:
@@ -45,7 +42,6 @@ class S3(Files):
         with _RENEWING:
             if self._fs._s3 is used:  # otherwise another thread has already read the file again
                 self._fs.session = None
-                _read_dates_quickly(self._fs)
                 self._fs.connect(refresh=True)
         return call()
 
@@ -68,20 +64,6 @@ class S3(Files):
     def exists(self, path: str) -> bool:
         return self._entry(path) is not None
 
-    def listed(self, folder: str) -> dict[str, int | None]:
-        """Return name -> size as in `Files.listed`; StoreError if the bucket does not exist."""
-        prefix, more, found = f"{self._key(folder)}/".lstrip("/"), dict[str, str](), dict[str, int | None]()
-        while True:
-            try:
-                page = self._request("list_objects_v2", Prefix=prefix, Delimiter="/", **more)
-            except FileNotFoundError as error:
-                raise StoreError(in_words(error, f"s3://{self._bucket}")) from error
-            found |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", ())}
-            found |= {entry["Prefix"].rstrip("/"): None for entry in page.get("CommonPrefixes", ())}
-            if not page.get("IsTruncated"):
-                return {name: size for key, size in found.items() if (name := key.removeprefix(prefix))}
-            more = {"ContinuationToken": page["NextContinuationToken"]}
-
     def write(self, path: str, content: bytes, **options: Any) -> None:
         super().write(path, content, chunksize=ONE_PUT, **options)
 
@@ -95,16 +77,3 @@ class S3(Files):
             lambda: self._request("delete_object", Key=self._key(path), IfMatch=entry["ETag"]),
             lambda: self.delete(path),
         )
-
-
-def _read_dates_quickly(fs: Any) -> None:
-    """Have botocore parse the dates of a listing with `fromisoformat`; its default takes 80% of a listing's time."""
-    from aiobotocore.session import AioSession
-    from botocore.utils import parse_timestamp
-
-    def date(value: Any) -> Any:
-        return datetime.fromisoformat(value) if str(value).endswith("Z") else parse_timestamp(value)
-
-    if fs.session is None:
-        fs.session = AioSession(**fs.kwargs)
-        fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=date)

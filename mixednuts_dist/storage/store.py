@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
 from .files import DRAFT, Files
 from .folder import Folder
-from .outages import PATIENCE_SECONDS, in_words, patiently
+from .outages import PATIENCE_SECONDS, has_no_bucket, in_words, patiently
 from .s3 import CONNECTIONS, S3, S3_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -133,10 +133,16 @@ class Store:
         return patiently(partial(method, path, *arguments), self.address(path), self._patience)
 
     def _call(self, path: str, method: Callable[..., Result], *arguments: object, missing: Missing) -> Result | Missing:
-        """Call the file system; return `missing` if the file, folder or bucket does not exist."""
+        """Call the file system; return `missing` if the file or folder does not exist.
+
+        Raises:
+            StoreError: if the bucket does not exist.
+        """
         try:
             return self._patiently(path, method, *arguments)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if has_no_bucket(error):
+                raise StoreError(in_words(error, self.address(path))) from error
             return missing
 
     def _write(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
