@@ -115,10 +115,7 @@ class Bed(ActorWorker):
 
 def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_summary: Any) -> None:
     """Run the pool and its queue over all partitions with workers that sleep `seconds` per partition; needs Ray."""
-    spec = WorkerSpec(
-        store_uri="memory://sleep", data=DatasetSource(""), classifiers={}, checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
+    spec = WorkerSpec("memory://sleep", DatasetSource(""), ThreatModel("Linf", 0.1), {}, seed=round(1000 * seconds))
     task = Task(stage="", content_hash="")
     with SleepingExecutor(n_workers) as executor:
         pool = Pool(spec, task, PoolSettings(ComputeConfig(), n_workers, 0), executor, on_summary)

@@ -16,8 +16,10 @@ import torch
 
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.search_config import SearchConfig
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.executor import Executor, make_executor
-from mixednuts_dist.distributed.tasks import SearchTask
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.selection.choice import published_grid
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.inputs import CachedLogits
@@ -36,7 +38,8 @@ def run(sizes: dict[str, tuple[int, int]] = SIZES) -> dict[str, dict[str, float]
 
 def _measured(name: str, size: tuple[int, int], executor: Executor, folder: str) -> dict[str, float]:
     rows, grid = _rows(*size), replace(published_grid("cifar10" if size[1] == 10 else "imagenet"), betas=BETAS)
-    scoring = executor.scoring(rows, SearchTask(folder, "0", "exact"), ComputeConfig())
+    spec = WorkerSpec(folder, DatasetSource(""), ThreatModel("Linf", 0.1), {})
+    scoring = executor.scoring(spec, ComputeConfig(), rows, "exact")
     assert scoring is not None
     driver_s, here = _timed(
         lambda: score_candidates(ExactCriterion.from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k), grid)

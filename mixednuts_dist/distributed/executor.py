@@ -18,7 +18,6 @@ from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
 from ..selection.inputs import CachedLogits
-from .tasks import SearchTask
 from .timing import PassSeconds
 from .worker_spec import WorkerSpec
 
@@ -93,8 +92,8 @@ class Executor:
     def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
         """Export a stage's metrics, named as in `metrics.DESCRIPTIONS`, if the executor supports metrics."""
 
-    def scoring(self, rows: CachedLogits, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
-        """Return a function that scores a grid in parallel, or None to score it in this process."""
+    def scoring(self, spec: WorkerSpec, compute: ComputeConfig, rows: CachedLogits, criterion: str) -> Scoring | None:  # noqa: ARG002
+        """Return a function that scores a grid by a criterion in parallel, or None to score it in this process."""
         return None
 
     def kept(self, spec: WorkerSpec, settings: PoolSettings) -> Worker | None:

@@ -1,8 +1,8 @@
 """Worker processes on this machine, without Ray: one per GPU or, without GPUs, one per `compute.num_cpus` cores.
 
 The driver sends each call through a pipe as a pickled (method, arguments), and receives (value, error, traceback). The
-output of classifiers goes to the process's log, and the message about a lost worker shows the end of that log. A process
-ends when its pipe is closed, which happens if the driver dies.
+output of classifiers goes to the process's log, and the message about a lost worker shows the end of that log. If the
+driver dies, the pipe is closed, and the process ends.
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def _ending(code: int) -> str:
 
 
 def serve() -> None:
-    """Run the calls from standard input, one after the other, until the input ends."""
+    """Run the calls from the driver, one after the other, until the driver closes the pipe."""
     pipe = Connection(int(sys.argv[1]))
     worker = AttackWorker(*pickle.loads(pipe.recv_bytes()))
     calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()

@@ -6,10 +6,8 @@ rounds count as "search" and the variants of studies as "studies". `jobs/grafana
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray.util.metrics import Gauge
 
 DESCRIPTIONS = {
@@ -24,12 +22,6 @@ DESCRIPTIONS = {
 
 
 @functools.cache
-def _gauge(name: str) -> Any:
+def gauge(name: str) -> Any:
+    """Return the gauge of one of `DESCRIPTIONS`."""
     return Gauge(f"mixednuts_{name}", description=DESCRIPTIONS[name], tag_keys=("run", "stage"))
-
-
-def export(run_id: str, stage: str, values: Mapping[str, float]) -> None:
-    """Set the gauges of a run's stage; without Ray this does nothing."""
-    if ray.is_initialized():
-        for name in DESCRIPTIONS:
-            _gauge(name).set(values.get(name, 0), tags={"run": run_id, "stage": stage.partition("/")[0]})

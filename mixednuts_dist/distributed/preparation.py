@@ -132,11 +132,8 @@ def run(
         done.append(part)
         on_part(part, len(dataset))
 
-    spec = WorkerSpec(
-        store_uri=store.uri, data=source, classifiers={}, checksums={"labels": labels_checksum(dataset)},
-        threat=ThreatModel("Linf", 1 / 255), seed=0, ln_k=None, batch_size=1, n_threads=1,
-        working_folder=str(Path.cwd()),
-    )  # fmt: skip
+    checksums, folder = {"labels": labels_checksum(dataset)}, str(Path.cwd())
+    spec = WorkerSpec(store.uri, source, ThreatModel("Linf", 1 / 255), checksums, working_folder=folder)
     with executing(executor, compute := ComputeConfig(num_gpus=0)) as used:
         Pool(spec, task, used.workers(compute), used, received).run(WorkQueue(split_images(len(dataset), PART_SIZE)))
     image_shape = _require_one_size(dataset, (part.image_shape for part in done))
@@ -160,7 +157,7 @@ def _content_hash(dataset: Dataset, store: Store) -> str:
         there = open_parquet(DatasetSource(f"parquet:{store.uri}")).manifest
         if there.content_hash != found:
             raise DatasetError(
-                f"{store.uri} already holds other images ({len(there.labels)} images of {there.source}); choose another "
-                "--to, or delete it"
+                f"{store.uri} already holds other images ({len(there.labels)} images of {there.source}); choose "
+                "another --to, or delete it"
             )
     return found

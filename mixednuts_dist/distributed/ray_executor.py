@@ -21,8 +21,7 @@ from ..errors import ClusterError, log_json
 from ..selection.inputs import CachedLogits
 from .cluster import connect
 from .executor import Executor, PoolSettings, Scoring, WorkerLost
-from .metrics import export
-from .tasks import SearchTask
+from .metrics import DESCRIPTIONS, gauge
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
 
@@ -81,10 +80,11 @@ class RayExecutor(Executor):
         return f"the cluster has {', '.join(counts)}"
 
     def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
-        """Set gauges for Prometheus."""
-        export(run_id, stage, values)
+        """Set the gauges for Prometheus."""
+        for name in DESCRIPTIONS:
+            gauge(name).set(values.get(name, 0), tags={"run": run_id, "stage": stage.partition("/")[0]})
 
-    def scoring(self, rows: CachedLogits, task: SearchTask, compute: ComputeConfig) -> Scoring:
+    def scoring(self, spec: WorkerSpec, compute: ComputeConfig, rows: CachedLogits, criterion: str) -> Scoring:
         """Return a function that scores a grid in a Ray Tune job.
 
         If idle workers hold all cores, a trial reserves the memory of its cores instead of the cores. The idle workers
@@ -104,7 +104,9 @@ class RayExecutor(Executor):
             else:
                 self.end_idle()
         settings = PoolSettings(compute, max(1, n_trials), 0.0, placement=trial_placement(compute))
-        return functools.partial(score_on_tune, rows=rows, task=task, settings=settings, reserved=reserved)
+        return functools.partial(
+            score_on_tune, spec=spec, rows=rows, criterion=criterion, settings=settings, reserved=reserved
+        )
 
 
 class RayWorker(AttackWorker):

@@ -1,9 +1,8 @@
-"""Tasks, which the driver sends to the workers of a stage and to the trials of a search."""
+"""The tasks that the driver sends to the workers of a stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..storage.partitions import Partition
@@ -35,14 +34,3 @@ class Task:
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         """Return a partition's columns, except for `sample_id` and `label`, and its counts (`worker.counts`)."""
         raise NotImplementedError(f"{type(self).__name__} does not define what it computes")
-
-
-@dataclass(frozen=True)
-class SearchTask:
-    """The settings that all trials of a search share."""
-
-    store_uri: str
-    content_hash: str
-    criterion: str
-    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
-    working_folder: str = ""  # the driver's

@@ -30,7 +30,7 @@ from ..selection.grid import Grid
 from ..selection.inputs import CachedLogits
 from ..selection.selection import score_candidates
 from .executor import PoolSettings
-from .tasks import SearchTask
+from .worker_spec import WorkerSpec
 
 _MAX_FAILURES = 3  # per trial; a lost node does not count
 # Transformed logits per process. A process computes them in about as many seconds as it needs to start; moreover, Tune
@@ -45,8 +45,9 @@ _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.e
 
 
 def score_on_tune(
-    grid: Grid, rows: CachedLogits, task: SearchTask, settings: PoolSettings, reserved: Mapping[str, float]
-) -> Scores:
+    grid: Grid, spec: WorkerSpec, rows: CachedLogits, criterion: str, settings: PoolSettings,
+    reserved: Mapping[str, float],
+) -> Scores:  # fmt: skip
     """Return the scores of every candidate, which a Tune job on the connected Ray computes.
 
     Args:
@@ -57,9 +58,11 @@ def score_on_tune(
         MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
         ClusterError: if no trial could start for `compute.start_seconds`.
     """
-    trial = tune.with_parameters(ScoreTrial, rows=rows, task=task, grid=grid)
+    trial = tune.with_parameters(
+        ScoreTrial, extensions=spec.extensions, folder=spec.working_folder, rows=rows, criterion=criterion, grid=grid
+    )
     n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
-    with _experiment_folder(task) as folder, _quiet():
+    with _experiment_folder(spec) as folder, _quiet():
         tuner = tune.Tuner(
             tune.with_resources(trial, _resources(reserved, settings.placement)),
             param_space={"power": tune.grid_search([*grid.powers])},
@@ -70,7 +73,7 @@ def score_on_tune(
                 max_concurrent_trials=min(settings.n_workers, math.ceil(n_logits / _WORTH_A_PROCESS)),
             ),
             run_config=tune.RunConfig(
-                name=f"{task.content_hash}-{uuid.uuid4().hex[:8]}",
+                name=f"{spec.run_id}-{uuid.uuid4().hex[:8]}",
                 storage_path=folder,
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
@@ -94,11 +97,10 @@ class ScoreTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any], **given: Any) -> None:  # noqa: ARG002
         """Prepare for all trials of this process; `given` are the parameters of the job."""
-        rows, task, grid = given["rows"], given["task"], given["grid"]
+        self._grid = grid = given["grid"]
         torch.set_num_threads(1)
-        require_extensions(task.extensions, travelled(task.working_folder))
-        self._grid = grid
-        self._criterion = CRITERIA.get(task.criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
+        require_extensions(given["extensions"], travelled(given["folder"]))
+        self._criterion = CRITERIA.get(given["criterion"]).from_rows(given["rows"], clamp=grid.clamp, ln_k=grid.ln_k)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:  # noqa: ARG002
         """Allow Tune to compute another trial in this process; Tune sets `config`."""
@@ -150,13 +152,13 @@ class _Patience(tune.Callback):
 
 
 @contextmanager
-def _experiment_folder(task: SearchTask) -> Iterator[str]:
+def _experiment_folder(spec: WorkerSpec) -> Iterator[str]:
     """Yield the folder for Tune's state: in the run's folder, or temporary if the run is in a bucket.
 
     Tune would pickle a bucket's credentials next to its state.
     """
-    if "://" not in task.store_uri:
-        yield str(Path(task.store_uri) / "search" / "tune")
+    if "://" not in spec.run_uri:
+        yield str(Path(spec.run_uri) / "search" / "tune")
     else:
         with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder:
             yield folder

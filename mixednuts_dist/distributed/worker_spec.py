@@ -26,13 +26,13 @@ class WorkerSpec:
 
     store_uri: str  # where the rows are stored
     data: DatasetSource
-    classifiers: Mapping[str, ClassifierSource]  # "std" if the run has one, and "rob"; none to prepare images
-    checksums: Mapping[str, str]  # "labels", "std", "rob" -> checksum on the driver
     threat: ThreatModel
-    seed: int
-    ln_k: int | None
-    batch_size: int | Literal["auto"]
-    n_threads: int
+    checksums: Mapping[str, str]  # "labels", "std", "rob" -> checksum on the driver
+    classifiers: Mapping[str, ClassifierSource] = field(default_factory=dict)  # "std" if the run has one, and "rob"
+    seed: int = 0
+    ln_k: int | None = None
+    batch_size: int | Literal["auto"] = 1
+    n_threads: int = 1
     precision: PrecisionChoice = "fp32"
     compile: bool = False
     random: bool = False  # whether the classifiers are random (`evaluate.eot`)

@@ -4,20 +4,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from ..config.register import CRITERIA, load_extensions
+from ..config.register import CRITERIA
 from ..config.search_config import SearchConfig
 from ..distributed.executor import Executor, Scoring
-from ..distributed.tasks import SearchTask
 from ..selection.criteria import Criterion
 from ..selection.grid import Grid, kept_images
 from ..selection.inputs import CachedLogits
 from ..selection.prediction import with_predictions
 from ..selection.selection import Selection, score_candidates, search_grid, surrogate_alpha
 from ..storage.records import SearchResult
+from .partitioned import worker_spec
 from .runs import Run
-from .search_result import search_content_hash
 
 SPARE = 0.003  # share of images kept in addition to beta, because the evaluation is stronger than a refinement round
 
@@ -76,11 +74,7 @@ def _scoring(opened: Run, rows: CachedLogits, criterion: Criterion, executor: Ex
     """Return the function that scores a grid: with the executor (in a Tune job on Ray), or in this process."""
     config, here, on_tune = opened.config, partial(score_candidates, criterion), None
     if config.search.tune:
-        extensions = load_extensions(config.extensions)
-        task = SearchTask(
-            opened.store.uri, search_content_hash(opened), config.search.criterion, extensions, str(Path.cwd())
-        )
-        on_tune = executor.scoring(rows, task, config.compute)
+        on_tune = executor.scoring(worker_spec(opened), config.compute, rows, config.search.criterion)
     # a wider grid is scored here, because a second Tune job takes longer to start
     return lambda grid: here(grid) if on_tune is None or grid.widenings else on_tune(grid)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from mixednuts_dist.distributed.metrics import DESCRIPTIONS, export
+from mixednuts_dist.distributed.metrics import DESCRIPTIONS
+from mixednuts_dist.distributed.ray_executor import RayExecutor
 
 DASHBOARD = Path(__file__).parents[2] / "jobs" / "grafana.json"
 
@@ -27,10 +28,9 @@ def test_the_dashboard_shows_every_exported_metric_and_no_other() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.usefixtures("ray_executor")
-def test_ray_exports_every_metric_of_the_dashboard() -> None:
+def test_ray_exports_every_metric_of_the_dashboard(ray_executor: RayExecutor) -> None:
     """Read the port that Prometheus reads; Ray exports every ten seconds."""
-    export("a-run", "attack", {"images": 4, "broken": 1})
+    ray_executor.export("a-run", "attack", {"images": 4, "broken": 1})
     content = json.loads(DASHBOARD.read_text())
     asked = set(re.findall(r"ray_mixednuts_[a-z_]+", json.dumps(content)))
     (node,) = ray.nodes()

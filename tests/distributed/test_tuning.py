@@ -15,7 +15,6 @@ from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import ray_executor as ray_executor_module
 from mixednuts_dist.distributed import tuning
 from mixednuts_dist.distributed.executor import PoolSettings
-from mixednuts_dist.distributed.tasks import SearchTask
 from mixednuts_dist.errors import ClusterError
 from mixednuts_dist.selection.criteria import ExactCriterion, Scores
 from mixednuts_dist.selection.grid import Grid
@@ -43,7 +42,7 @@ def expected(grid: Grid) -> Scores:
 
 
 def scored_on_tune(folder: Path, executor: Any, grid: Grid, **compute: Any) -> Scores:
-    scoring = executor.scoring(rows(), SearchTask(str(folder), "0123abcd", "exact"), ComputeConfig(**compute))
+    scoring = executor.scoring(unchecked_spec(folder), ComputeConfig(**compute), rows(), "exact")
     found: Scores = scoring(grid)
     return found
 
@@ -56,7 +55,7 @@ def test_a_tune_job_has_the_scores_of_the_driver_to_the_bit(
     for part, wanted in zip(scored_on_tune(tmp_path, ray_executor, grid), expected(grid), strict=True):
         assert torch.equal(part.nan_to_num(7), wanted.nan_to_num(7))
     assert "Trial" not in capfd.readouterr().out
-    (job,) = (tmp_path / "search" / "tune").glob("0123abcd-*")
+    (job,) = (tmp_path / "search" / "tune").glob(f"{tmp_path.name}-*")
     (state,) = job.glob("experiment_state-*.json")
     assert len(json.loads(state.read_text())["trial_data"]) == 2
 

@@ -28,11 +28,9 @@ def spec_of(folder: Path, **changes) -> WorkerSpec:
 
 def unchecked_spec(folder: Path, **changes) -> WorkerSpec:
     """Return a spec without checksums, for workers that load nothing."""
-    spec = WorkerSpec(
-        store_uri=str(folder), data=DatasetSource("digits"), classifiers={"rob": ClassifierSource("demo:rob")},
-        checksums={}, threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
-    return replace(spec, **changes)
+    classifiers = {"rob": ClassifierSource("demo:rob")}
+    given = {"threat": ThreatModel("Linf", 0.1), "checksums": {}, "classifiers": classifiers, **changes}
+    return WorkerSpec(str(folder), DatasetSource("digits"), **given)
 
 
 def attack_task(n_iter: int, n_target_classes: int) -> StageTask:

@@ -142,7 +142,7 @@ def grown_mebibytes(tmp_path: Path) -> float:
     spec = WorkerSpec(
         store_uri=str(tmp_path), data=DatasetSource(dataset.uri), classifiers={"std": source, "rob": source},
         checksums={"labels": labels_checksum(dataset), "std": checksum, "rob": checksum},
-        threat=ThreatModel("Linf", 0.01), seed=0, ln_k=None, batch_size=size, n_threads=1,
+        threat=ThreatModel("Linf", 0.01), batch_size=size,
     )  # fmt: skip
     worker, memory, process = AttackWorker(spec), [], psutil.Process()
     worker.ready()
