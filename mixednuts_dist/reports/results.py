@@ -28,7 +28,7 @@ from .counts import (
     weight_text,
 )
 from .image_rows import read_batches
-from .margins import CLASSIFIERS, MarginGroup, Margins, MarginSplit, contrast, margin_groups, margin_splits
+from .margins import Margins, MarginSplit, margin_splits
 from .results_file import AccuracyRow, StageCost, SurvivalStep, plain
 from .table import Cell, Table
 from .worst_images import WorstImage, worst_images
@@ -68,7 +68,6 @@ class RunResults:
     n_only_mixed: int = 0  # images that are robust under `mixed`, but not under `rob`
     n_std_decides: int = 0  # clean images on which `mixed` follows `std` against `rob`
     clean_only: tuple[int, int] = (0, 0)  # clean images that only `mixed` has right, and only `rob`
-    margins: tuple[MarginGroup, ...] = ()
     distances: Margins = field(default_factory=dict)
     splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
     stages: tuple[AccuracyRow, ...] = ()  # `mixed` on images that the search saw and on others, then added stages
@@ -163,12 +162,7 @@ class RunResults:
             },
             "rounds": rounds_table(self).dicts(),
             "tradeoff": {"predicted": [prediction(entry) for entry in search.entries]},
-            "margins": {
-                "medians": self.margins,
-                "ratios": {name: contrast(self.margins, name).ratio for name in CLASSIFIERS},
-                "gaps": {name: contrast(self.margins, name).gap for name in CLASSIFIERS},
-                "splits": self.splits,
-            },
+            "margins": {"splits": self.splits},
             "worst_images": self.worst,
         }
 
@@ -220,7 +214,6 @@ def gather_results(
         n_only_mixed=int((robust["mixed"] & ~robust["rob"]).sum()),
         n_std_decides=int((seen["mixed, clean"] != seen["rob+M, clean"]).sum()),
         clean_only=(int((right["mixed"] & ~right["rob"]).sum()), int((right["rob"] & ~right["mixed"]).sum())),
-        margins=margin_groups(margins),
         splits=margin_splits(margins, log_one_minus_threshold(search.deployed().mixture())),
         distances=margins,
         worst=worst_images(seen),
