@@ -99,11 +99,9 @@ def test_each_form_has_the_margins_of_its_own_attack(bench: Bench, rows: Rows) -
     identity = IdentityTransform()
     rob = Rows(bench.attacked("again", identity, **end))
     right = np.median(plain.top2_margin(rob.attacked)[rob.survived])
-    wrong = np.median(plain.top2_margin(rows.clean)[rows.wrong])
-    assert table.row("rob")["attacked, right"] == pytest.approx(right, rel=1e-5)
-    assert (table.row("rob")["ratio"], table.row("rob")["gap"]) == pytest.approx(
-        (right / wrong, right - wrong), rel=1e-5
-    )
+    row, wrong = table.row("rob"), np.median(plain.top2_margin(rows.clean)[rows.wrong])
+    found = [row[name] for name in ("attacked, right", "ratio", "gap")]
+    assert found == pytest.approx([right, right / wrong, right - wrong], rel=1e-5)
     std = Rows(bench.attacked("again", identity, rob=bench.config.std, **end))
     assert np.array_equal(std.clean, rows.std)
     broken = plain.top2_margin(std.attacked)[~std.survived]
