@@ -47,13 +47,10 @@ def test_large_images_are_reduced_without_averaging_noise() -> None:
     assert pixels(png(clean_CHW)).shape == (LARGEST_SIDE, LARGEST_SIDE // 2, 3)
 
 
-def test_worst_images_ignore_batches() -> None:
+def test_narrow_images_are_robust_and_sorted_by_margin() -> None:
     attack = made_up_attack()
-    evaluate, search, found = made_up_evaluate(attack, alpha=0.9), made_up_search(attack), []
-    for size in (300, 70, 7):
-        chosen = worst_images(read_batches(in_batches(attack, evaluate, size), search)[0])
-        found.append([(image.sample_id, image.reason) for image in chosen])
-    assert found[0] == found[1] == found[2]
+    evaluate, search = made_up_evaluate(attack, alpha=0.9), made_up_search(attack)
+    chosen = worst_images(read_batches(in_batches(attack, evaluate), search)[0])
     narrow = [image for image in chosen if image.reason == "narrow"]
     margins = [image.predictions[-1].margin for image in narrow]
     assert margins == sorted(margins)
