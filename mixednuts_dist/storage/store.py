@@ -142,7 +142,7 @@ class Store:
             return self._patiently(path, method, *arguments)
         except FileNotFoundError as error:
             if has_no_bucket(error):
-                raise StoreError(in_words(error, self.address(path))) from error
+                raise StoreError(in_words(error, "/".join(self.uri.split("/")[:3]))) from error
             return missing
 
     def _write(self, path: str, method: Callable[..., Result], *arguments: object) -> Result:
