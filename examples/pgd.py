@@ -19,7 +19,7 @@ from torch import Tensor
 from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import Outputs
-from mixednuts_dist.attacks.stepper import Counts, Images, Run, SlotState, StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import Images, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20
@@ -28,10 +28,9 @@ STEP = 1 / 4  # relative to eps, so 2/255 at 8/255
 
 @dataclass
 class PgdState(SlotState):
-    """The state of each slot, besides the clean image `x`."""
+    """The state of each slot; the scheduler also keeps its clean image `x` and its `n_passes`."""
 
     x_adv: Images
-    iteration: Counts  # index for the next evaluation; 0 is the start
 
 
 class PgdSteps(Stepper[PgdState]):
@@ -41,7 +40,7 @@ class PgdSteps(Stepper[PgdState]):
         return PgdState.of(like_SCHW)
 
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
-        state.x_adv[slots], state.iteration[slots] = batch.random_start(self.ball), 0
+        state.x_adv[slots] = batch.random_start(self.ball)
 
     def ask(self, state: PgdState) -> Tensor:
         return state.x_adv
@@ -52,8 +51,7 @@ class PgdSteps(Stepper[PgdState]):
     def tell(self, state: PgdState, x: Tensor, result: StepResult) -> Tensor:
         step = STEP * self.ball.eps * self.ball.steepest(result.grad)
         state.x_adv = self.ball.project(x + step, state.x)
-        state.iteration += 1
-        return state.iteration > ITERATIONS
+        return state.n_passes > ITERATIONS
 
 
 @ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=())

@@ -95,12 +95,11 @@ def autoattack(
     check_threat(threat)
     if isinstance(budget, Mapping):
         raise InvalidInputError(f"budget={budget} is a mapping. Pass AttackBudget(**{budget})")
-    attacks, eot = attacks_in(version, attacks), version_named(version).eot if eot is None else eot
     return _attack_all(
-        model, x_BCHW, y_B, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,
+        model, x_BCHW, y_B, threat=threat, attacks=attacks_in(version, attacks), mode=mode, seed=seed,
+        eot=version_named(version).eot if eot is None else eot, cached_BCHW=cached_BCHW, sample_ids=sample_ids,
         budget=(budget or AttackBudget()).in_version(version, threat.norm), stop_when_broken=stop_when_broken,
-        batch_size=batch_size, precision=precision, progress=progress, verbose=verbose, sample_ids=sample_ids,
-        cached_BCHW=cached_BCHW,
+        batch_size=batch_size, precision=precision, progress=progress, verbose=verbose,
     )  # fmt: skip
 
 

@@ -167,11 +167,10 @@ class Apgd(Stepper[ApgdState]):
 class SparseApgd(Apgd):
     """APGD in L1 (Croce & Hein 2021, "Mind the box"): steps that move a few pixels, at first in larger balls.
 
-    The steepest direction in L1 moves one pixel, which soon reaches 0 or 1. Therefore, a step moves a share of the
-    pixels, those with the largest gradients, each by the same amount. The number of pixels that the best point so far
-    moved determines the share. There is no momentum. A run from a random start maximizes the loss in a ball of 3 radii,
-    then of 2, then of 1. It enters each smaller ball at the projection of its best point. Only points in the last ball
-    count as results.
+    A step moves the pixels with the largest gradients, each by the same amount and without momentum. How many depends
+    on the number of pixels that the best point so far moved. A run from a random start maximizes the loss in a ball of
+    3 radii, then of 2, then of 1. It enters each smaller ball at the projection of its best point. Only points in the
+    last ball count as results.
     """
 
     stays_inside: ClassVar[bool] = False
@@ -298,10 +297,9 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
     """Return the float32 runs that follow runs with low-precision gradients: first a polish, then repeats.
 
     The polish is a short run on the margin from the best point of each image, which repeats as long as it lowers the
-    margin by more than `POLISH_AGAIN`. With `stop_when_broken`, only images that are not broken take it. A borderline
-    image then repeats some of its low-precision runs in float32 from the same starts: those whose own smallest margin
-    was borderline. Low-precision gradients are too inexact for the last thousandth of the margin, which decides
-    whether such an image is broken.
+    margin by more than `POLISH_AGAIN`. A borderline image then repeats in float32 those of its low-precision runs whose
+    own smallest margin was borderline, because low-precision gradients are too inexact for the last thousandth of the
+    margin.
     """
     stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
 

@@ -8,9 +8,7 @@ supports all of them), `gradients=False` (the attack may run on black boxes; the
 `Stepper.gradient_every = 0`) and `mixtures_only`. If a stepper has settings, declare them as fields of a frozen
 dataclass, because the runs of equal steppers share a batch.
 
-The scheduler does the rest: it gives free slots to waiting runs, counts passes, and continues with fewer slots if
-memory runs out. It keeps each run's point with the smallest margin and verifies it in float32 when the run is over.
-Unless `stop_when_broken=False`, it also verifies misclassified points while their runs continue.
+The scheduler does the rest (`scheduler.py`). It keeps each run's point with the smallest margin and verifies it.
 
 An image takes the runs of a plan one after another. Only consecutive runs with the same `Run.block` and the same
 stepper may run on an image at the same time, because none of them needs the result of another one. If several of them
@@ -49,13 +47,11 @@ class Setting:
     def is_borderline(self, image: ImageSummary, *, slack: float = 0.0) -> bool:
         """Return whether an image is not broken but has a margin close to 0. All attacks use this rule.
 
-        Rounding or the random start may decide whether a borderline image remains robust. Therefore, MMAA attacks it
-        again from other starts, the joint attack attacks it, and float32 runs repeat the runs of a lower precision.
+        Rounding or the random start may decide whether a borderline image remains robust.
 
         The margin minus `slack` has to be below `BORDERLINE` times the clean margin, which counts as at least 0.1. If
         T = 0 and the standard classifier of a mixed classifier votes against the label, the margin is at most
-        2 alpha - 1, even if the robust classifier is certain. Therefore, the limit is at most half of that if T = 0.
-        Otherwise, every image with such a vote could be borderline.
+        2 alpha - 1, so the limit is at most half of that. Otherwise, every image with such a vote could be borderline.
         """
         limit, mixed = BORDERLINE * max(image.clean_margin, _LEAST_REFERENCE), self.model
         if isinstance(mixed, MixedClassifier) and mixed.mixture.temperature == 0:

@@ -18,13 +18,13 @@ from ..mixing.margins import log_one_minus_signed_margin
 from ..norms.random import key_number
 from .gradient_model import GradientModel, Outputs
 from .image_record import Job, QueuedPoint
-from .stepper import Counts, Doubles, Flags, Images, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Counts, Doubles, Flags, Images, Slots, StartBatch, Stepper, StepResult, copy_rows, sent
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
 
 
 @dataclass
-class Points(SlotState):
+class Points(Slots):
     """Results that the batch itself keeps for each slot, with margins in the precision of the passes."""
 
     labels: Counts
@@ -35,7 +35,6 @@ class Points(SlotState):
     queued: Images  # the last misclassified point that was copied for verification
     least_depth: Doubles  # the next point is copied only if its -margin exceeds this: twice that of the last copy
     queued_at: Counts  # the run's number of passes at the last copy; -READ_EVERY without one
-    n_passes: Counts  # passes so far
     over: Flags  # the run is over, or the slot is free
 
 
@@ -91,7 +90,7 @@ class Batch:
             self.sizes.shape.shrink(len(x))
             return []
         points = self._points
-        points.n_passes += ~points.over
+        self._state.n_passes += ~points.over
         self._keep_best(x, result)
         points.over |= self.stepper.tell(self._state, x, result)
         self.n_steps += 1
@@ -130,14 +129,14 @@ class Batch:
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
 
-        If two margins are equal, a misclassified point is preferred. The first misclassified point of a run is copied,
-        and then each one whose margin is more than twice as negative as that of the last copy. At least `READ_EVERY`
-        passes lie between two copies, so the host has read the first one before the second one overwrites it.
+        If two margins are equal, a misclassified point is preferred. After the first misclassified point of a run, only
+        points are copied whose margin is more than twice as negative as that of the last copy. At least `READ_EVERY`
+        passes later, the host has read the last copy, and a new one may overwrite it.
         """
-        points = self._points
+        points, n_passes = self._points, self._state.n_passes
         counts = ~points.over
         if not self.stepper.stays_inside:
-            counts &= self.stepper.ball.contains(x, points.x)
+            counts &= self.stepper.ball.contains(x, self._state.x)
         better = (result.log1m_margin == points.log1m_margin) & result.wrong & ~points.wrong
         better = counts & (better | (result.log1m_margin > points.log1m_margin))
         copy_rows(points.best, x, better)
@@ -146,15 +145,16 @@ class Batch:
         if self._stop_when_broken:
             depth = result.log1m_margin.expm1()
             deeper = counts & result.wrong & (depth > points.least_depth)
-            deeper &= points.n_passes >= points.queued_at + READ_EVERY
+            deeper &= n_passes >= points.queued_at + READ_EVERY
             copy_rows(points.queued, x, deeper)
             torch.where(deeper, 2 * depth, points.least_depth, out=points.least_depth)
-            torch.where(deeper, points.n_passes, points.queued_at, out=points.queued_at)
+            torch.where(deeper, n_passes, points.queued_at, out=points.queued_at)
 
     def _collected(self) -> list[QueuedPoint]:
         """Read the flags; return new copies and the best points of runs that are over, whose slots become free."""
         points = self._points
-        over, queued_at, n_passes = torch.stack([points.over.long(), points.queued_at, points.n_passes]).cpu().tolist()
+        flags = torch.stack([points.over.long(), points.queued_at, self._state.n_passes])
+        over, queued_at, n_passes = flags.cpu().tolist()
         copied = [slot for slot, job in self.running.items() if queued_at[slot] > job.n_passes]
         ended = [slot for slot in self.running if over[slot]]
         queued = []
@@ -202,10 +202,10 @@ class Batch:
         )
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
         # Margins in different precisions are not comparable, so each run starts without the image's best margin.
-        points.x[slots] = points.best[slots] = self._state.x[slots] = batch.x
+        self._state.x[slots] = points.best[slots] = batch.x
         points.log1m_margin[slots], points.least_depth[slots] = -torch.inf, -torch.inf
         points.wrong[slots] = points.over[slots] = False
-        points.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
+        self._state.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
         self.stepper.start(self._state, slots, batch)
         self.running.update(zip(free, jobs, strict=False))
 

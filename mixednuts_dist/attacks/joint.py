@@ -4,9 +4,9 @@ If the standard classifier is one-hot (T = 0), class k beats the label y if it i
 the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise while one of
 these conditions comes closer and the other one moves away. The loss "joint" is largest only if both conditions hold.
 
-At the best points, the standard classifier's class has just changed to k. The loss has a kink there, and APGD halves
-its step too early and stays on one side. Therefore, the steps of this attack have a fixed schedule: they follow the
-norm's steepest direction for a momentum (Dong et al. 2018), and their length falls to 0 as half a cosine.
+The loss has a kink where the standard classifier's class changes to k. There, APGD halves its step too early and stays
+on one side. Therefore, the steps of this attack have a fixed schedule: they follow the norm's steepest direction for a
+momentum (Dong et al. 2018), and their length falls to 0 as half a cosine.
 
 Shapes: B images of C x H x W, S slots, K classes.
 """
@@ -25,7 +25,7 @@ from ..norms.ball import per_image
 from .attack import Attack
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .stepper import Counts, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
+from .stepper import Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
@@ -42,7 +42,6 @@ class JointState(SlotState):
 
     x_adv: Images  # to be evaluated next
     momentum: Images
-    iteration: Counts  # number of the next evaluation; 0 is that of the starting point
     weight: Numbers  # multiplies the standard classifier's margin
 
 
@@ -57,7 +56,7 @@ class JointSteps(Stepper[JointState]):
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.start(self.ball)
-        state.momentum[slots], state.iteration[slots] = 0, 0
+        state.momentum[slots] = 0
         state.weight[slots] = sent([run.weight for run in batch.runs], state.weight)
 
     def ask(self, state: JointState) -> Tensor:
@@ -71,11 +70,10 @@ class JointSteps(Stepper[JointState]):
         ball = self.ball
         mean = result.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(result.grad.dtype).tiny)
         state.momentum.mul_(MOMENTUM).add_(result.grad / per_image(mean, result.grad))
-        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * (state.iteration / self.n_iter)).cos())
+        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * ((state.n_passes - 1) / self.n_iter)).cos())
         moved = x + per_image(step, x) * ball.steepest(state.momentum)
         state.x_adv.copy_(ball.project(moved, state.x))
-        state.iteration += 1
-        return state.iteration > self.n_iter
+        return state.n_passes > self.n_iter
 
 
 @ATTACKS(

@@ -70,9 +70,9 @@ def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Te
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:
     """Return one sentence with a count for each flag that any image has; `flags` of all images of a run, (N,) each."""
     found = [
-        f"On {int(flags[flag].sum())} of {flags[flag].numel()} images {sentence.format(subject=subject)}"
-        for flag, sentence in _SENTENCES.items()
-        if flag in flags and flags[flag].any()
+        f"On {int(raised.sum())} of {raised.numel()} images {_SENTENCES[flag].format(subject=subject)}"
+        for flag, raised in flags.items()
+        if raised.any()
     ]
     if n_classes < 4:
         targets = n_classes - 1

@@ -43,7 +43,6 @@ class SquareState(SlotState):
     windows: "Windows"
     x_best: Images
     loss: Doubles  # at the best point
-    query: Counts  # the next one; 0 is the start
     key: Counts
 
 
@@ -60,11 +59,11 @@ class SquareSteps(Stepper[SquareState]):
 
     def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
         state.x_best[slots] = state.windows.first_point(batch.x, batch.keys)
-        state.key[slots], state.query[slots], state.loss[slots] = batch.keys, 0, torch.inf
+        state.key[slots], state.loss[slots] = batch.keys, torch.inf
 
     def ask(self, state: SquareState) -> Tensor:
         """Return the start of each new slot, and the best point with a changed window of each other slot."""
-        query = state.query.clamp(max=self.n_queries)  # a free slot may be past its last query
+        query = state.n_passes.clamp(max=self.n_queries)  # a free slot may be past its last query
         return state.windows.changed(state, query, draws_of_query(state.key, query, state.x.shape[1]))
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
@@ -76,8 +75,7 @@ class SquareSteps(Stepper[SquareState]):
         better = loss < state.loss
         copy_rows(state.x_best, x, better)
         state.loss = torch.where(better, loss, state.loss)
-        state.query += 1
-        return state.query > self.n_queries
+        return state.n_passes > self.n_queries
 
 
 def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:

@@ -79,13 +79,8 @@ Flags = Annotated[Tensor, torch.bool]  # (S,)
 
 
 @dataclass
-class SlotState:
-    """Base of a stepper's state: every tensor attribute has the slot as its first axis.
-
-    A stepper may replace a tensor by another one of the same shape, for example to swap two buffers.
-    """
-
-    x: Images  # clean images; the batch sets them before `start`
+class Slots:
+    """Arrays whose first axis is the slot."""
 
     @classmethod
     def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
@@ -107,6 +102,17 @@ class SlotState:
                     values = values.new_zeros(n_slots, *values.shape[1:])  # noqa: PLW2901
                 values[: len(index)] = kept
                 setattr(self, name, values[:n_slots])
+
+
+@dataclass
+class SlotState(Slots):
+    """Base of a stepper's state. The batch keeps these two attributes; `start` sets all others.
+
+    A stepper may replace a tensor by another one of the same shape, for example to swap two buffers.
+    """
+
+    x: Images  # clean images
+    n_passes: Counts  # passes of each run so far; in `tell`, with the pass whose result it gets
 
 
 @dataclass

@@ -25,7 +25,7 @@ from mixednuts_dist.attacks.image_record import ImageRecord, Job
 from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
-from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import Counts, ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.verification import Verified
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
@@ -277,8 +277,7 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
 
     @dataclass
     class State(SlotState):
-        target: Tensor
-        iteration: Tensor
+        target: Counts
 
     class Steps(Stepper[State]):
         """Stays at the clean image until its last step, or goes at once where its target is not the runner-up."""
@@ -286,20 +285,18 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
         gradient_every = 0
 
         def init(self, like_SCHW: Tensor) -> State:
-            return State(like_SCHW.clone(), like_SCHW.new_zeros(len(like_SCHW)), like_SCHW.new_zeros(len(like_SCHW)))
+            return State.of(like_SCHW)
 
         def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
-            first = torch.tensor([run.target for run in batch.runs], dtype=torch.float32)
-            state.target[slots], state.iteration[slots] = first, 0.0
+            state.target[slots] = torch.tensor([run.target for run in batch.runs])
 
         def ask(self, state: State) -> Tensor:
             arrives = torch.where(state.target == breaks_last, n_iter - 1, 0)
-            fools = (state.iteration >= arrives) & (state.target >= breaks_last)
-            return torch.where(fools[:, None, None, None], fooling[state.target.long() - 1], state.x)
+            fools = (state.n_passes >= arrives) & (state.target >= breaks_last)
+            return torch.where(fools[:, None, None, None], fooling[state.target - 1], state.x)
 
         def tell(self, state: State, x: Tensor, result: StepResult) -> Tensor:  # noqa: ARG002
-            state.iteration += 1
-            return state.iteration >= n_iter
+            return state.n_passes >= n_iter
 
     noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
     fooling = noise[model(noise).argmax(dim=1) != y][:4]

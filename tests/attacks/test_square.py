@@ -196,5 +196,5 @@ def test_slots_that_have_ended_are_harmless() -> None:
     for threat in (LINF, L2, L1):
         stepper = square(threat, 5).runs()[0].stepper
         state = stepper.init(x)
-        state.query[:] = torch.tensor([6, 60])
+        state.n_passes[:] = torch.tensor([6, 60])
         assert stepper.ask(state).shape == x.shape

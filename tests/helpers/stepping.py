@@ -48,7 +48,7 @@ def stepped(
     """Every pass of one run, until all slots have ended it; slots that ended earlier are stepped along."""
     stepper, begun = run.stepper, started(run, x, y, targets, keys)
     state = stepper.init(x) if state is None else state
-    state.x[:] = x
+    state.x[:], state.n_passes[:] = x, 0
     stepper.start(state, torch.arange(len(x)), begun)
     over, n = torch.zeros(len(x), dtype=torch.bool), 0
     while not bool(over.all()):
@@ -61,6 +61,7 @@ def stepped(
             (grad,) = torch.autograd.grad(loss.sum(), leaf)
         wrong, log1m_margin = logits.argmax(dim=1) != y, log_one_minus_signed_margin(logits, y)
         result = StepResult(logits, y, begun.targets, log1m_margin, wrong, loss.detach(), grad)
+        state.n_passes += 1
         over, n = stepper.tell(state, asked, result).clone(), n + 1
         yield Pass(leaf.detach(), gradient, wrong, over)
 
