@@ -33,8 +33,6 @@ class Dataset(Protocol):
         Raises:
             IndexError: for an index after the last image.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} images")
         start = range(len(self))[index]
         images, labels = self.read(start, start + 1)
         return images[0], int(labels[0])

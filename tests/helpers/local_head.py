@@ -37,7 +37,6 @@ class Head:
 
     address: str
     dashboard: str
-    metrics_port: int
     folder: Path
     environment: dict[str, str]
     started_by: list[str]
@@ -92,14 +91,11 @@ class Head:
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         """Start a process that names the folder of the head, so that `end` finds it."""
+        merged = {**self.environment, **(environment or {})}
         with log.open("w") as file:
-            self._begun.append(
-                subprocess.Popen(
-                    command, env={**self.environment, **(environment or {})},
-                    stdout=file, stderr=file, start_new_session=True,
-                )
-            )  # fmt: skip
-        return self._begun[-1]
+            begun = subprocess.Popen(command, env=merged, stdout=file, stderr=file, start_new_session=True)
+        self._begun.append(begun)
+        return begun
 
     def end(self) -> None:
         """Kill all processes of this cluster, including those that a failed start left behind."""
@@ -176,7 +172,7 @@ def _head(
         provider = {**autoscaling["provider"], "gcs_address": f"127.0.0.1:{gcs}"}
         (folder / "autoscaling.yaml").write_text(yaml.safe_dump({**autoscaling, "provider": provider}))
         command.append(f"--autoscaling-config={folder / 'autoscaling.yaml'}")
-    return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", metrics, folder, environment, command)
+    return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", folder, environment, command)
 
 
 def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
