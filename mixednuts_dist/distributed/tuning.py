@@ -41,7 +41,6 @@ _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # its handler would stay and ignore the first Ctrl-C in a later stage
 }
-_CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
 
 def score_on_tune(
@@ -59,7 +58,7 @@ def score_on_tune(
         ClusterError: if no trial could start for `compute.start_seconds`.
     """
     trial = tune.with_parameters(
-        ScoreTrial, extensions=spec.extensions, folder=spec.working_folder, rows=rows, criterion=criterion, grid=grid
+        score_power, rows=rows, criterion=criterion, grid=grid, extensions=spec.extensions, folder=spec.working_folder
     )
     n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
     with _experiment_folder(spec) as folder, _quiet():
@@ -92,26 +91,18 @@ def score_on_tune(
     return Scores(*(torch.cat(parts, dim=-2) for parts in zip(*by_power, strict=True)))
 
 
-class ScoreTrial(tune.Trainable):
-    """Scores all scales, biases and betas at one power. One process computes many trials."""
-
-    def setup(self, config: dict[str, Any], **given: Any) -> None:  # noqa: ARG002
-        """Prepare for all trials of this process; `given` are the parameters of the job."""
-        self._grid = grid = given["grid"]
-        torch.set_num_threads(1)
-        require_extensions(given["extensions"], travelled(given["folder"]))
-        self._criterion = CRITERIA.get(given["criterion"]).from_rows(given["rows"], clamp=grid.clamp, ln_k=grid.ln_k)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:  # noqa: ARG002
-        """Allow Tune to compute another trial in this process; Tune sets `config`."""
-        return True
-
-    def step(self) -> dict[str, Any]:
-        """Return the trial's scores and its metrics."""
-        part = replace(self._grid, powers=(self.config["power"],))
-        scores = score_candidates(self._criterion, part)
-        content = save({name: values.contiguous() for name, values in scores._asdict().items()})
-        return {**_metrics(self._criterion, part, scores), "scores": content, tune.result.DONE: True}
+def score_power(
+    config: Mapping[str, float], *, rows: CachedLogits, criterion: str, grid: Grid, extensions: Mapping[str, str],
+    folder: str,
+) -> None:  # fmt: skip
+    """Score all scales, biases and betas at one power (`config`) as a trial; one process computes many trials."""
+    torch.set_num_threads(1)
+    require_extensions(extensions, travelled(folder))
+    part = replace(grid, powers=(config["power"],))
+    scored: Criterion = CRITERIA.get(criterion).from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k)
+    scores = score_candidates(scored, part)
+    content = save({name: values.contiguous() for name, values in scores._asdict().items()})
+    tune.report({**_metrics(scored, part, scores), "scores": content})
 
 
 def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]:
@@ -167,15 +158,13 @@ def _experiment_folder(spec: WorkerSpec) -> Iterator[str]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Run Tune without its banner, its tables and its warning that its loggers are off."""
-    before = {name: logging.getLogger(name).level for name in _CHATTY}
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    added = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    chatty = logging.getLogger("ray.tune")
+    before, added = chatty.level, {name: value for name, value in _QUIET.items() if name not in os.environ}
+    chatty.setLevel(logging.ERROR)
     os.environ.update(added)
     try:
         yield
     finally:
         for name in added:
             del os.environ[name]
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        chatty.setLevel(before)

@@ -64,15 +64,16 @@ def test_a_tune_job_has_the_scores_of_the_driver_to_the_bit(
 def test_a_killed_trial_is_run_again(tmp_path: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each trial kills its own process the first time, as Linux does if memory runs out."""
 
-    class KilledOnce(tuning.ScoreTrial):
-        def step(self) -> dict[str, Any]:
-            mark = tmp_path / f"killed-{self.config['power']}"
-            if not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().step()
+    score_power = tuning.score_power
 
-    monkeypatch.setattr(tuning, "ScoreTrial", KilledOnce)
+    def killed_once(config: dict[str, float], **given: Any) -> None:
+        mark = tmp_path / f"killed-{config['power']}"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        score_power(config, **given)
+
+    monkeypatch.setattr(tuning, "score_power", killed_once)
     grid = replace(GRID, biases=(-0.6, 0.4))
     found = scored_on_tune(tmp_path, ray_executor, grid)
     assert len(list(tmp_path.glob("killed-*"))) == 2
