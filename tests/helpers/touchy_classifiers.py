@@ -1,4 +1,4 @@
-"""Robust classifiers that hang, exit or kill their process at one image."""
+"""Robust classifiers that hang, exit or kill their process at one image, and classifiers as plain functions."""
 
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,20 @@ def exiting():
         print("closing time")
         sys.exit(3)
     return Touchy(act)
+"""
+
+
+BLACK_BOXES = """
+import torch
+from mixednuts_dist.classifiers.factories import demo_rob, demo_std
+
+def classes(images):
+    with torch.no_grad():
+        return demo_std()(torch.from_numpy(images)).argmax(dim=1).numpy()
+
+def logits(images):
+    with torch.no_grad():
+        return demo_rob()(torch.from_numpy(images)).numpy()
 """
 
 

@@ -9,19 +9,7 @@ import pytest
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import RunConfig
 from tests.helpers.runs import tiny_content
-
-ANSWERS = """
-import torch
-from mixednuts_dist.classifiers.factories import demo_rob, demo_std
-
-def classes(images):
-    with torch.no_grad():
-        return demo_std()(torch.from_numpy(images)).argmax(dim=1).numpy()
-
-def logits(images):
-    with torch.no_grad():
-        return demo_rob()(torch.from_numpy(images)).numpy()
-"""
+from tests.helpers.touchy_classifiers import BLACK_BOXES
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -29,7 +17,7 @@ def test_black_box_std_gives_the_same_parameters(
     tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
 ) -> None:
     """The same small run with `std` as a module and as a function that returns classes."""
-    (tmp_path / "answers.py").write_text(ANSWERS)
+    (tmp_path / "answers.py").write_text(BLACK_BOXES)
     search = {**tiny_content(tmp_path)["search"], "rounds": 0}  # a round follows the gradient of `std`
     module, black_box = (
         pipeline.run(tiny(name=name, std=uri, search=search), executor=local_executor).to_json()
@@ -53,7 +41,7 @@ def test_black_box_rob_gives_the_results_of_its_network(
 ) -> None:
     """Square needs no gradients, so a run on the answers equals a run on the network, with a refinement round."""
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ("square",))  # also for the network
-    (tmp_path / "answers.py").write_text(ANSWERS)
+    (tmp_path / "answers.py").write_text(BLACK_BOXES)
     rob = f"callable:{tmp_path / 'answers.py'}:logits"
     search = {**tiny_content(tmp_path)["search"], "rounds": 1}
     common = {"attack": {"method": "square", "n_queries": 30}, "search": search}

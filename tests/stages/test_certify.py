@@ -18,6 +18,7 @@ from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.runs import Run, reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.runs import certified_content
+from tests.helpers.touchy_classifiers import BLACK_BOXES
 
 
 def certified(folder: Path, **changes: Any) -> tuple[Certify, Run]:
@@ -103,20 +104,10 @@ def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -
         parse_config(certified_content(tmp_path, certify=keys))
 
 
-BLACK_BOX = """
-import torch
-from mixednuts_dist.classifiers.factories import demo_std
-
-def classes(images):
-    with torch.no_grad():
-        return demo_std()(torch.from_numpy(images)).argmax(dim=1).numpy()
-"""
-
-
 def test_a_black_box_std_is_asked_for_nothing_but_its_class(
     finished: tuple[RunResults, Certify, Run], tmp_path: Path
 ) -> None:
-    (tmp_path / "answers.py").write_text(BLACK_BOX)
+    (tmp_path / "answers.py").write_text(BLACK_BOXES)
     black_box, opened = certified(tmp_path, std=f"callable:{tmp_path / 'answers.py'}:classes#classes=10")
     ours, theirs = black_box.answers(opened), finished[1].answers(finished[2])
     mixture = replace(ROB_ALONE, alpha=0.8, one_minus_alpha=0.2)

@@ -29,7 +29,6 @@ def test_the_run_leaves_what_the_design_says(tiny_run) -> None:
             f"part-{i:05d}.parquet" for i in range(3)
         ]
     assert not list(folder.rglob("*.tmp-*"))
-    assert not list(folder.rglob("slab-*"))
     assert not (folder / "errors").exists()
 
 
