@@ -31,23 +31,12 @@ class Rounded(torch.nn.Module):
     def forward(self, x):
         return self.net(self.first(x))
 
-def std():
-    return Rounded("std", Round()).eval()
+def factory(role, first, last=lambda net: net):
+    return lambda: last(Rounded(role, first()).eval())
 
-def rob():
-    return Rounded("rob", Round()).eval()
-
-def std_through():
-    return straight_through(std())
-
-def rob_through():
-    return straight_through(rob())
-
-def std_by_hand():
-    return Rounded("std", ByHand()).eval()
-
-def rob_by_hand():
-    return Rounded("rob", ByHand()).eval()
+std = factory("std", Round)
+std_through, rob_through = (factory(role, Round, straight_through) for role in ("std", "rob"))
+std_by_hand, rob_by_hand = (factory(role, ByHand) for role in ("std", "rob"))
 """
 
 

@@ -30,11 +30,7 @@ class Constant(nn.Module):
     def forward(self, x):
         return self.logits.expand(len(x), -1) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
 
-def constant():
-    return Constant(10)
-
-def one_class():
-    return Constant(1)
+constant, one_class = (lambda: Constant(10)), (lambda: Constant(1))
 
 class Dropping(nn.Module):
     def __init__(self):
@@ -44,9 +40,6 @@ class Dropping(nn.Module):
     def forward(self, x):
         return self.net(nn.functional.dropout(x, 0.5, training=True))
 
-def dropping():
-    return Dropping()
-
 def linear(seed):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
     with torch.no_grad():
@@ -54,11 +47,7 @@ def linear(seed):
         net[1].bias.zero_()
     return net
 
-def wide_std():
-    return linear(1)
-
-def wide_rob():
-    return linear(2)
+wide_std, wide_rob = (lambda: linear(1)), (lambda: linear(2))
 """
 
 
@@ -75,7 +64,7 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
     [
         ("constant", "constant|gradient"),
         ("one_class", "class"),
-        ("dropping", r"Average over its draws with evaluate\.eot=20"),
+        ("Dropping", r"Average over its draws with evaluate\.eot=20"),
     ],
 )
 def test_unusable_rob_raises_in_one_line(
