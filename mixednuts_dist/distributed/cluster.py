@@ -115,11 +115,7 @@ def require_answer(address: str) -> None:
             if done.returncode:
                 raise OSError(shortened((done.stderr or done.stdout).strip().rpartition("\n")[2], 200))
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = (
-            f"nothing answers as Ray within {_ANSWER_SECONDS:g} s"
-            if isinstance(error, subprocess.TimeoutExpired)
-            else error
-        )
+        why = error if isinstance(error, OSError) else f"nothing answers as Ray within {_ANSWER_SECONDS:g} s"
         raise ClusterError(
             f"no Ray cluster answers at {address!r} ({why}); start one, or leave the address out"
         ) from error

@@ -180,10 +180,8 @@ class Failures:
             record.tries += 1
             record.nodes.add(node)
             believed = n_nodes < 2 or len(record.nodes) > 1 or record.tries >= MOST_TRIES * self.max_tries
-            what, again = (
-                f"failed {record.tries} of {self.max_tries} tries",
-                record.tries < self.max_tries or not believed,
-            )
+            what = f"failed {record.tries} of {self.max_tries} tries"
+            again = record.tries < self.max_tries or not believed
             logger.warning("%s %s, the last one on node %s: %s", partition, what, node, record.reason)
         if not again:
             self._quarantine(partition, what, record)

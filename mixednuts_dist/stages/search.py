@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
-from ..errors import DamagedFile
 from ..selection.grid import kept_images
 from ..selection.selection import Selection
 from ..storage.damage import signed_json
 from ..storage.records import SearchResult
-from ..storage.tables import candidates_table, table_problem
+from ..storage.tables import candidates_table, damaged, table_problem
 from .choosing import attacks_its_choice, choose, search_rows
 from .driver_notes import stage_clock
 from .progress import RunProgress
@@ -70,8 +69,7 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     """
     address, content = opened.store.address(CANDIDATES), opened.store.read(CANDIDATES)
     if problem := table_problem(content):
-        message = f"{address} is damaged ({problem}): `mixednuts run` quarantines it and searches again"
-        raise DamagedFile(message, address, content)
+        raise damaged(address, problem, content)
     rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(content), filters=[("beta", "==", beta)]).to_pylist()
     return rows
 

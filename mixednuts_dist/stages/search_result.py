@@ -1,9 +1,10 @@
 """The content hashes of the search and evaluate stages, and the stored result of the search."""
 
 from ..config.run_config import digest
-from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
+from ..errors import ContentHashMismatch, MissingArtifact
 from ..storage.damage import read_signed_json
 from ..storage.records import SearchResult, from_plain
+from ..storage.tables import damaged
 from .runs import Run
 
 SELECTED = "search/selected.json"
@@ -58,8 +59,7 @@ def read_search_result(opened: Run) -> SearchResult:
         content = read_signed_json(written)
         result, content_hash = from_plain(SearchResult, content["result"]), content["content_hash"]
     except (ValueError, LookupError) as error:
-        message = f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again"
-        raise DamagedFile(message, address, written) from error
+        raise damaged(address, error, written) from error
     if content_hash != search_content_hash(opened):
         raise ContentHashMismatch(
             f"{address} has the content hash {content_hash}, this run has {search_content_hash(opened)}; delete it and "

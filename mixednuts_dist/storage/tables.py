@@ -213,13 +213,13 @@ def _read_partition(
     except _UNREADABLE:  # the transfer may have damaged the bytes, because S3 protects only reads of whole files
         content = store.read(path)
         if problem := table_problem(content):
-            raise _damaged(address, problem, content) from None
+            raise damaged(address, problem, content) from None
         try:
             values = decoded(content)
         except _UNREADABLE as error:
             raise ContentHashMismatch(f"{address} is not what this run needs: {error}") from error
     if problem := next(filter(None, map(unusable_values, values, values.values())), None):
-        raise _damaged(address, problem, store.read(path))
+        raise damaged(address, problem, store.read(path))
     return values
 
 
@@ -258,7 +258,8 @@ def _decoded(content: Bytes, rows: Tensor, columns: Sequence[str]) -> dict[str, 
     return {name: to_tensor(table.column(name), table.schema.field(name))[places] for name in columns}
 
 
-def _damaged(address: str, problem: str, content: bytes) -> DamagedFile:
+def damaged(address: str, problem: object, content: bytes) -> DamagedFile:
+    """Return the error for a file with this content, which has changed since it was written."""
     message = f"{address} is damaged ({problem}): `mixednuts run` quarantines it and computes it again"
     return DamagedFile(message, address, content)
 
