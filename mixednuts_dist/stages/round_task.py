@@ -42,7 +42,6 @@ class RoundTask(Task):
         kept, columns, n_forward, n_backward = self._kept_by_rob(worker, partition), dict[str, Tensor](), 0, 0
         examples = [x_adv for source in self.sources for x_adv in source.read(worker, partition)]
         rob_at = [worker.logits(worker.rob, x_adv) for x_adv in examples]
-        robust = kept
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
             mixed = worker.mixed(mixture)
             found = hardest_examples(worker, mixed, x, y, examples)
