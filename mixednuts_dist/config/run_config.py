@@ -250,7 +250,10 @@ def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
     for name in sorted(names):
         description = f"Optional stage: {STAGES.entries()[name].describes}"
         added[name] = (STAGES.get(name).Keys | None, Field(default=None, description=description))
-    return create_model("RunConfig", __base__=RunConfig, **added) if added else RunConfig
+    if not added:
+        return RunConfig
+    described = {"use_attribute_docstrings": False}  # the descriptions are there, and reading source takes time
+    return create_model("RunConfig", __base__=RunConfig, __cls_kwargs__=described, **added)
 
 
 def stages_with_keys() -> list[str]:

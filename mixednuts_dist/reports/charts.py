@@ -66,7 +66,7 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Figu
     return Figure([panel(*layers, height=max(30, round(len(names) * (12 + 13 * len(groups)))))])
 
 
-def table_bars(table: Table, *columns: str, value: str = "correct images (%)") -> Figure:
+def table_bars(table: Table, *columns: str, value: str) -> Figure:
     """Draw a bar for each row and each of these columns; counts are in percent, with 95% intervals."""
     return bars(
         [

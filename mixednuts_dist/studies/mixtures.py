@@ -32,11 +32,7 @@ def main_table(bench: Bench) -> Outcome:
     """Measure clean and robust accuracy of `std`, `rob`, `mixed`, and the baseline Mixed."""
     results, mixed = bench.results, bench.results.row("mixed")
     plain = bench.measured("classifier: Mixed", mixed_baseline(bench)).cells()
-    rows: list[dict[str, Cell]] = [
-        {"classifier": row.classifier, "clean": row.clean, "robust": row.robust, "attack": row.attack}
-        for row in results.accuracy
-    ]
-    rows.append({"classifier": "Mixed", **plain, "attack": "the attack of mixed"})
+    rows = [*map(vars, results.accuracy), {"classifier": "Mixed", **plain, "attack": "the attack of mixed"}]
     table = Table.of(rows, bold="mixed")
     rob = results.row("rob")
     findings = (

@@ -176,20 +176,20 @@ def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, co
     console.print(Text(f"\n{about.describes}  ({name}{section})", style="bold"))
     print_table(_next_to(outcome.table, same), console)
     if outcome.differs:
-        compared = f"{outcome.differs} So the paper's numbers are not shown."
+        set_up = f"{outcome.differs} So the paper's numbers are not shown."
     elif not paper:
-        compared = "The paper prints no numbers for this study."
+        set_up = "The paper prints no numbers for this study."
     elif same is not None:
-        compared = (
+        set_up = (
             f"The set-up is that of {same.label} ({same.set_up['words']}), whose numbers are next to ours. {same.note}"
         )
     else:
         ours = f"{config.data.uri}, rob {config.rob}, std {config.std}, {config.threat.norm} {config.threat.eps:.4g}"
-        compared = (
+        set_up = (
             f"The set-up differs from the paper's: here it is {ours}. The paper's numbers below show what to look for. "
             "Do not compare them one by one."
         )
-    for sentence in (*outcome.findings, *outcome.remarks, compared.strip()):
+    for sentence in (*outcome.findings, *outcome.remarks, set_up.strip()):
         console.print(Text(f"- {sentence}"))
     for printed in paper if same is None else ():
         console.print(Text(f"  the paper, {printed.label}: {printed.set_up['words']}. {printed.note}", style="dim"))
