@@ -124,11 +124,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(content, default=str)
 
 
-def log_json(level: int = logging.INFO) -> None:
+def log_json() -> None:
     """Write the log of this process to stderr as JSON. Only the entry points of processes call this function."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def reason_of(error: BaseException) -> str:
