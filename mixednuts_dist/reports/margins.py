@@ -9,7 +9,6 @@ Shapes: N images of a batch, K classes.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -22,12 +21,11 @@ from .counts import Count, count, percent_text
 from .drawing import Figure
 from .table import Cell, Table
 
-Images = Literal["clean", "attacked"]
-# (classifier, images, right or wrong) -> float32 log(1 - top-2 margin) of each image in this group
-Margins = Mapping[tuple[str, Images, bool], Tensor]
-IMAGES: tuple[Images, ...] = ("clean", "attacked")
+# (classifier, group) -> float32 log(1 - top-2 margin) of each image in this group
+Margins = Mapping[tuple[str, str], Tensor]
+GROUPS = ("clean, right", "clean, wrong", "attacked, right", "attacked, wrong")
 FORMS = ("rob", "rob+LN", "rob+M")  # on which a margin threshold can be set
-_SPLIT: tuple[tuple[Images, bool], ...] = (("attacked", True), ("clean", False))  # what a threshold should separate
+SPLIT = ("attacked, right", "clean, wrong")  # the groups that a threshold should separate
 
 
 @dataclass(frozen=True)
@@ -46,20 +44,24 @@ class MarginSplit:
     left_to_std: Count  # clean and wrong images with a margin below it
 
 
-def grouped_margins(classifier: str, images: Images, logits_NK: Tensor, labels_N: Tensor) -> Margins:
-    """Return the margins of one classifier's logits on the images that it gets right, and on the others."""
-    log_distances_N = log_one_minus_top2_margin(logits_NK).float()
-    right_N = logits_NK.argmax(dim=1) == labels_N
-    return {(classifier, images, right): log_distances_N[right_N == right] for right in (True, False)}
+def grouped_margins(classifier: str, logit_map: LogitMap, rows: AttackRecords) -> Margins:
+    """Return the margins of the logits in the columns of `rob` after a map, by group, under this classifier's name."""
+    found = dict[tuple[str, str], Tensor]()
+    for images, logits_NK in (("clean", rows.rob_clean_NK), ("attacked", rows.rob_attacked_NK)):
+        mapped_NK = logit_map(logits_NK)
+        log_distances_N = log_one_minus_top2_margin(mapped_NK).float()
+        right_N = mapped_NK.argmax(dim=1) == rows.labels_N
+        found[classifier, f"{images}, right"] = log_distances_N[right_N]
+        found[classifier, f"{images}, wrong"] = log_distances_N[~right_N]
+    return found
 
 
 def stored_margins(rows: AttackRecords, transform: LogitTransform, ln_k: int | None) -> Margins:
     """Return the margins of each form of `rob` on rows of the attack stage; `transform` is M, as deployed."""
     maps: tuple[LogitMap, ...] = IdentityTransform(), LayerNormTransform(ln_k), transform
-    found = dict[tuple[str, Images, bool], Tensor]()
+    found = dict[tuple[str, str], Tensor]()
     for form, logit_map in zip(FORMS, maps, strict=True):
-        found |= grouped_margins(form, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
-        found |= grouped_margins(form, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
+        found |= grouped_margins(form, logit_map, rows)
     return found
 
 
@@ -69,7 +71,7 @@ def margin_splits(margins: Margins, log_cutoff: float) -> tuple[MarginSplit, ...
     Args:
         log_cutoff: log(1 - threshold) of the deployed mixed classifier, on the margins after M.
     """
-    right, wrong = ({form: margins[form, images, side] for form in FORMS} for images, side in _SPLIT)
+    right, wrong = ({form: margins[form, group] for form in FORMS} for group in SPLIT)
     if not math.isfinite(log_cutoff) or not all(len(group) for group in (*right.values(), *wrong.values())):
         return ()
     behind_m = float(np.nextafter(np.float32(log_cutoff), np.float32(np.inf)))  # margins are kept in float32
@@ -114,9 +116,6 @@ def split_histograms(splits: Sequence[MarginSplit], margins: Margins) -> Figure:
     """Draw one histogram per form of `rob`: the two groups over the margin, and the threshold between them."""
     shown = {}
     for split in splits:
-        left = split.left_to_std
-        shown[f"{split.form}: {left.correct} of {left.total} wrong left to std"] = {
-            "attacked, right": margins[split.form, "attacked", True],
-            "clean, wrong": margins[split.form, "clean", False],
-        }
+        title = f"{split.form}: {split.left_to_std.correct} of {split.left_to_std.total} wrong left to std"
+        shown[title] = {group: margins[split.form, group] for group in SPLIT}
     return histograms(shown, columns=len(FORMS), rules=[split.log_cutoff for split in splits])

@@ -15,14 +15,13 @@ from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap,
 from ..reports.charts import histograms
 from ..reports.counts import count
 from ..reports.drawing import PALETTE, Figure, Row, colors, layer, number, panel
-from ..reports.margins import IMAGES, Margins, grouped_margins
+from ..reports.margins import GROUPS, SPLIT, Margins, grouped_margins
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench
 from .robust_classifiers import few_robs, rob_name
 from .study import Outcome
 
 TO_THE_END: dict[str, Any] = {"stop_when_broken": False}
-_GROUPS = ("clean, right", "clean, wrong", "attacked, right", "attacked, wrong")
 # The paper's two predictions of classes A, B and C (section 4.4), and its s, p and c.
 EXAMPLES = {"A preferred": (1.0, -1.1, -1.0), "B and C compete": (-1.0, 1.1, 1.0)}
 CLEAR, COMPETING = EXAMPLES
@@ -130,16 +129,15 @@ def margin_study(bench: Bench) -> Outcome:
     transform, ln_k = bench.search.deployed().transform(), bench.search.ln_k
     plain, layer_norm = IdentityTransform(), LayerNormTransform(ln_k)
     forms: dict[str, LogitMap] = {"std": plain, "rob": plain, "rob+LN": layer_norm, "rob+M": transform}
-    margins: dict[Any, Tensor] = {}
+    margins = dict[tuple[str, str], Tensor]()
     for name, logit_map in forms.items():
         uri = bench.config.required_std if name == "std" else bench.config.rob
         attack_map = None if name == "rob+LN" else logit_map  # LayerNorm is the map of the attack stage
         attacked = bench.attacked(f"MMAA on {name}", attack_map, rob=uri, **TO_THE_END)
-        margins |= grouped_margins(name, "clean", logit_map(attacked.rob_clean_NK), attacked.labels_N)
-        margins |= grouped_margins(name, "attacked", logit_map(attacked.rob_attacked_NK), attacked.labels_N)
+        margins |= grouped_margins(name, logit_map, attacked)
     shown = {
-        f"{name}, {images}": {"right": margins[name, images, True], "wrong": margins[name, images, False]}
-        for images in IMAGES
+        f"{name}, {images}": {side: margins[name, f"{images}, {side}"] for side in ("right", "wrong")}
+        for images in ("clean", "attacked")
         for name in forms
     }
     printed = ["classifier", "clean, wrong", "attacked, right", "ratio", "ratio to 1"]
@@ -154,16 +152,12 @@ def _medians_row(name: str, margins: Margins) -> dict[str, Cell]:
     Mixing depends on the ratio, because scaling all margins scales the threshold too. If M takes all margins close to
     1, the ratio of their distances to 1 shows how well a threshold separates them. The paper reports the difference.
     """
-    groups = {
-        f"{images}, {'right' if right else 'wrong'}": margins[name, images, right].double().numpy()
-        for images in IMAGES
-        for right in (True, False)
-    }
-    medians = {kind: float(np.median(-np.expm1(group))) if group.size else None for kind, group in groups.items()}
+    groups = {group: margins[name, group].double().numpy() for group in GROUPS}
+    medians = {group: float(np.median(-np.expm1(found))) if found.size else None for group, found in groups.items()}
     row: dict[str, Cell] = {"classifier": name, **medians, **dict.fromkeys(("ratio", "ratio to 1", "gap"))}
-    above, below = medians["attacked, right"], medians["clean, wrong"]
+    above, below = (medians[group] for group in SPLIT)
     if above is not None and below is not None:
-        nearer, farther = (float(np.exp(np.median(groups[kind]))) for kind in ("attacked, right", "clean, wrong"))
+        nearer, farther = (float(np.exp(np.median(groups[group]))) for group in SPLIT)
         row["ratio"] = above / below if below else None
         row["ratio to 1"] = farther / nearer if nearer else None
         row["gap"] = above - below
@@ -194,7 +188,7 @@ def confidence(bench: Bench) -> Outcome:
     findings = [_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows]
     attack = "MMAA attacks all of them, and minimizes their margins after LayerNorm."
     remarks, value = (attack, *bench.mmaa_reduction, *few_robs(bench)), "median margin after LayerNorm"
-    return Outcome.with_bars(rows, *_GROUPS, value=value, findings=findings, remarks=remarks)
+    return Outcome.with_bars(rows, *GROUPS, value=value, findings=findings, remarks=remarks)
 
 
 def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> dict[str, Cell]:
@@ -203,7 +197,7 @@ def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int 
         margins_N = -torch.expm1(log_one_minus_top2_margin(layer_norm_logits(logits_NK, ln_k)))
         right_N = logits_NK.argmax(dim=1) == labels_N
         medians += [float(margins_N[mask].median()) if bool(mask.any()) else None for mask in (right_N, ~right_N)]
-    return dict(zip(_GROUPS, medians, strict=True))
+    return dict(zip(GROUPS, medians, strict=True))
 
 
 def _benign(name: str, clean_wrong: Cell, attacked_right: Cell) -> str:

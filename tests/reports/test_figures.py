@@ -112,7 +112,7 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
 def test_histograms_count_every_image_once(scale: float) -> None:
     """The larger scale takes margins to 1 - 1e-300."""
     margins = stored_margins(made_up_attack(), LogitTransform(scale, 6.0, 0.4), None)
-    groups = {"right": margins["rob+M", "attacked", True], "wrong": margins["rob+M", "clean", False]}
+    groups = {"right": margins["rob+M", "attacked, right"], "wrong": margins["rob+M", "clean, wrong"]}
     rows = rows_of(histograms({"rob+M": groups}, columns=1))
     for name, group in groups.items():
         distances = group.double().numpy()
