@@ -252,7 +252,7 @@ def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
         added[name] = (STAGES.get(name).Keys | None, Field(default=None, description=description))
     if not added:
         return RunConfig
-    described = {"use_attribute_docstrings": False}  # the descriptions are there, and reading source takes time
+    described = {"use_attribute_docstrings": False}  # the base class has read them, which takes time
     return create_model("RunConfig", __base__=RunConfig, __cls_kwargs__=described, **added)
 
 
