@@ -12,7 +12,7 @@ import yaml
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.errors import InvalidInputError, MissingArtifact
+from mixednuts_dist.errors import ContentHashMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.storage.index import finished_files
 from mixednuts_dist.storage.partitions import split_images
@@ -143,6 +143,16 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
     ]
     with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
         evaluate.run(config, executor=NoRay())
+
+
+def test_run_rejects_inputs_that_have_changed(copied_run) -> None:
+    """The rows were computed with the weights whose checksum `run.yaml` has."""
+    content = yaml.safe_load((copied_run.folder / "run.yaml").read_text())
+    content["inputs"]["checksums"]["rob"] = 64 * "0"
+    (copied_run.folder / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    for stage in (attack, search):
+        with pytest.raises(ContentHashMismatch, match=r"rob was 0{12} and is \w+.*stored rows belong to other inputs"):
+            stage.run(copied_run.config, executor=NoRay())
 
 
 def test_search_rejects_a_rob_without_robust_images(tiny: Callable[..., RunConfig], local_executor: Any) -> None:

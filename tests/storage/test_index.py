@@ -104,13 +104,9 @@ def test_verify_reads_every_byte_and_repair_sets_aside(store: Store) -> None:
         store.write(path, bytes(changed))
         bad, _ = verify(store)
         assert list(bad) == [path]
+        assert store.set_aside(path, bad[path].sha256) == quarantined(path, bytes(changed))
+        assert verify(store)[0] == {}
         store.write(path, whole)
-    path = f"attack/f0/{PARTS[2].file_name}"
-    cut = store.read(path)[:-1]
-    store.write(path, cut)
-    bad, _ = verify(store)
-    assert store.set_aside(path, bad[path].sha256) == quarantined(path, cut)
-    assert verify(store)[0] == {}
 
 
 def test_a_driver_writes_the_index_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
