@@ -77,7 +77,7 @@ class BatchShape:
             n_failed,
             self.rows,
         )
-        release_memory()
+        torch.cuda.empty_cache()
 
 
 def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
@@ -138,7 +138,7 @@ class PassSizes:
             pairs = zip(probe(x_BCHW[drawn]), whole, strict=True)
             return all(torch.equal(part, values[drawn]) for part, values in pairs)
         except torch.OutOfMemoryError:
-            release_memory()
+            torch.cuda.empty_cache()
             return False
 
 
@@ -200,7 +200,7 @@ def _fits(probes: Sequence[Probe], x_BCHW: Tensor, rows: int) -> bool:
     except torch.OutOfMemoryError:
         return False
     finally:
-        release_memory()
+        torch.cuda.empty_cache()
 
 
 def efficient_rows(seconds: Callable[[int], float], most: int) -> int:
@@ -242,9 +242,3 @@ def as_out_of_memory() -> Iterator[None]:
         if code == _CUDA_OUT_OF_MEMORY or any(status in text for status in _NOT_ALLOCATED):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
-
-
-def release_memory() -> None:
-    """Free the accelerator's cached blocks."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

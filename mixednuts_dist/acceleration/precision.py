@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
-from .batch_shape import ON_CPU, as_out_of_memory, fastest_of_three, release_memory, repeated
+from .batch_shape import ON_CPU, as_out_of_memory, fastest_of_three, repeated
 from .gradient_copy import Bfloat16Copy, agrees, folded, frozen_copy, input_gradient, is_heavy, points_alike
 from .tf32 import tf32_allowed
 
@@ -164,7 +164,7 @@ def fastest_precision(network: nn.Module, x: Tensor, rows: int) -> Precision:
     try:
         taken = {precision: _seconds(fast, repeated(x, rows), precision) for precision, fast in copies.items()}
     except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
-        release_memory()
+        torch.cuda.empty_cache()
         taken = {precision: _seconds(fast, x[:1], precision) for precision, fast in copies.items()}
     best = min(taken, key=lambda precision: taken[precision])
     known[key] = best if MIN_SPEEDUP * taken[best] < taken["fp32"] else "fp32"

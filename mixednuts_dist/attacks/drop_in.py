@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..acceleration.batch_shape import ON_CPU
 from ..config.threat import ThreatModel
 from ..config.versions import version_named
 from ..errors import InvalidInputError
 from .adaptive import autoattack
 from .budget import AttackBudget
 from .result import AttackResult
-
-_FILLED_ON_CPU = 64  # on a CPU, `autoattack` chooses the batch size if `bs` is at least this number
 
 
 class AutoAttack:
@@ -106,7 +105,7 @@ class AutoAttack:
         self.result = autoattack(
             self.model, x.to(device), y.to(device), threat=ThreatModel(self.norm, self.epsilon), attacks=attacks,
             version="standard" if self.version == "custom" else self.version, seed=self.seed or 0, budget=self.budget,
-            batch_size=None if on_cpu and bs >= _FILLED_ON_CPU else min(bs, max(1, len(x))),
+            batch_size=None if on_cpu and bs >= ON_CPU else min(bs, max(1, len(x))),
         )  # fmt: skip
         if self.verbose:
             print(self.result)

@@ -78,7 +78,7 @@ class FabSteps(Stepper[FabState]):
 
         The linearization of a mixed classifier has its value and the surrogate's gradient, as in the reference.
         """
-        if result.has_gradient:
+        if len(result.grad):
             value = difference(result.logits, result.labels, result.targets)
             state.x_next = next_iterate(state.x, x, value, result.grad, self.threat)
         else:

@@ -149,11 +149,6 @@ class StepResult:
     loss: Tensor  # (S,) of `Stepper.loss`; empty without a gradient
     grad: Tensor  # (S, C, H, W) its gradient, or empty. Copy what you keep: the next pass may reuse the memory
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether the pass had a backward pass."""
-        return len(self.grad) > 0
-
 
 State = TypeVar("State", bound=SlotState)
 

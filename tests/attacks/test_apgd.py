@@ -46,11 +46,16 @@ def published_iterates(model, x, y, targets, start, threat, n_iter, loss) -> lis
     return seen
 
 
-@pytest.mark.parametrize("norm_eps", [("Linf", 0.03), ("Linf", 0.2), ("L2", 0.5)], ids=str)
-@pytest.mark.parametrize("attack", [ApgdCe, ApgdDlr, ApgdT])
+every_attack = pytest.mark.parametrize("attack", [ApgdCe, ApgdDlr, ApgdT])
+
+
+@every_attack
+@pytest.mark.parametrize(
+    "threat", [ThreatModel("Linf", 0.03), ThreatModel("Linf", 0.2), ThreatModel("L2", 0.5)], ids=str
+)
 @pytest.mark.parametrize("n_iter", [100, 20])
-def test_iterates_equal_the_published_ones(victim, norm_eps: tuple[str, float], attack, n_iter: int) -> None:
-    apart, behind = both(victim(n=10), attack, ThreatModel(*norm_eps), n_iter)
+def test_iterates_equal_the_published_ones(victim, threat: ThreatModel, attack, n_iter: int) -> None:
+    apart, behind = both(victim(n=10), attack, threat, n_iter)
     assert len(apart) == n_iter + 1
     assert float(apart[~behind].max()) < 1e-6, apart.amax(dim=0)
     assert int((~behind).sum()) > 30
@@ -66,19 +71,12 @@ def both(victim, attack, threat: ThreatModel, n_iter: int) -> tuple[Tensor, Tens
     start = ball_of(largest).random_start(x, keys)
     published = published_iterates(model, x, y, targets, start, threat, n_iter, LOSS.get(attack))
     apart = torch.stack([(a - b).flatten(1).abs().amax(dim=1) for a, b in zip(ours, published, strict=True)])
-    return apart, _behind_a_constant_loss(model, published, y) & (attack is ApgdDlr)
+    # If the label is third, DLR is 1 whatever the logits, and the signs of its gradient are those of roundings.
+    third = torch.stack([model(x).argsort(dim=1)[:, -3] == y for x in published])
+    return apart, (third.cumsum(dim=0) - third.long() > 0) & (attack is ApgdDlr)
 
 
-def _behind_a_constant_loss(model, points: list[Tensor], labels: Tensor) -> Tensor:
-    """Mark the iterates after the first one at which the label is third, (iterates, images).
-
-    DLR is 1 there whatever the logits, and the signs of its gradient are those of roundings.
-    """
-    third = torch.stack([model(x).argsort(dim=1)[:, -3] == labels for x in points])
-    return third.cumsum(dim=0) - third.long() > 0
-
-
-@pytest.mark.parametrize("attack", [ApgdCe, ApgdDlr, ApgdT])
+@every_attack
 @pytest.mark.parametrize(("eps", "n_iter"), [(4.0, 100), (1.5, 100), (4.0, 20)])
 def test_iterates_in_l1_equal_the_published_ones(victim, attack, eps: float, n_iter: int) -> None:
     """Through all three balls. Rounding may choose another pixel among equals: nearly all images stay together."""

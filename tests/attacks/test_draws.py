@@ -17,6 +17,7 @@ from mixednuts_dist.mixing.transforms import LogitTransform
 from tests.helpers.small_nets import images, small_net
 
 SHAPE, THREAT, QUICK = (3, 8, 8), ThreatModel("Linf", 0.03), AttackBudget(n_iter=8, n_target_classes=2)
+OPTIONS = {"threat": THREAT, "attacks": ("apgd-ce",), "budget": QUICK}
 
 
 class Noisy(nn.Module):
@@ -46,7 +47,7 @@ def noisy() -> tuple[Seeded, Tensor, Tensor]:
 
 def test_seeded_draws_do_not_depend_on_partition_and_order(noisy) -> None:
     model, x, y = noisy
-    options = {"threat": THREAT, "attacks": ("apgd-ce",), "budget": QUICK, "eot": 4, "batch_size": 16}
+    options = {**OPTIONS, "eot": 4, "batch_size": 16}
     whole = autoattack(model, x, y, **options)
     for order in ([*range(15, -1, -1)], [3, 9, 1]):
         part = autoattack(model, x[order], y[order], sample_ids=order, **options)
@@ -65,7 +66,7 @@ def test_no_draw_serves_twice(noisy) -> None:
 
 def test_fresh_draws_decide_and_confirm(noisy) -> None:
     model, x, y = noisy
-    found = autoattack(model, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK, eot=5)
+    found = autoattack(model, x, y, **OPTIONS, eot=5)
     assert 0 < int(found.robust.sum()) < len(x)
     assert torch.equal(found.survived["apgd-ce"], found.robust)
     share = misclassified_share(Draws(model, 5, seed=0), found.x_adv, y, rows=8)
@@ -107,15 +108,13 @@ def test_dropout_may_be_on_where_draws_are_asked_for() -> None:
     y = net.eval()(x).argmax(dim=1)
     net[0].train()
     with pytest.raises(InvalidInputError, match="training mode"):
-        autoattack(net, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK)
-    found = autoattack(net, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK, eot=2)
+        autoattack(net, x, y, **OPTIONS)
+    found = autoattack(net, x, y, **OPTIONS, eot=2)
     assert found.broken.shape == (4,)
     assert net[0].training
 
 
 def test_eot_of_a_deterministic_classifier_changes_nothing(noisy) -> None:
     model, x, y = noisy
-    plain, drawn = (
-        autoattack(model.net, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK, eot=eot) for eot in (None, 3)
-    )
+    plain, drawn = (autoattack(model.net, x, y, **OPTIONS, eot=eot) for eot in (None, 3))
     assert torch.equal(drawn.robust, plain.robust)

@@ -103,19 +103,6 @@ def test_straight_through_changes_nothing_without_cuts(victim) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_straight_through_finds_several_cuts() -> None:
-    net = small_net(10, SHAPE)
-    model = nn.Sequential(Module(rounded), net[:2], Module(lambda x: (8 * x).round().div(8).detach()), net[2:])
-    x, opened = images(3, SHAPE), straight_through(model)
-    leaf = x.clone().requires_grad_()
-    logits = opened(leaf)
-    (grad,) = torch.autograd.grad(logits[:, 0].sum(), leaf)
-    assert opened.cuts == {"output of 0": "input of 0", "output of 2": "input of 2"}
-    assert torch.equal(logits, model(x))
-    assert torch.equal(opened(x), model(x))
-    assert bool(grad.flatten(1).any(dim=1).all())
-
-
 def test_straight_through_opens_both_base_classifiers() -> None:
     std, rob = InForward(rounded), nn.Sequential(Module(rounded), small_net(10, SHAPE, seed=2))
     mixed = MixedClassifier(std.eval(), rob.eval(), LogitTransform(1.0, 1.0, 0.0), alpha=0.6, temperature=1.0)
@@ -148,17 +135,28 @@ class Between(nn.Module):
         return self.last((8 * h).round() / 8 if self.flattened else h)
 
 
+def with_two_cuts() -> nn.Module:
+    net = small_net(10, SHAPE)
+    return nn.Sequential(Module(rounded), net[:2], Module(lambda x: (8 * x).round().div(8).detach()), net[2:])
+
+
 @pytest.mark.parametrize(
-    ("flattened", "where"),
-    [(False, {"input of middle": "output of stem"}), (True, {"input of last": "output of middle"})],
+    ("make", "where"),
+    [
+        (with_two_cuts, {"output of 0": "input of 0", "output of 2": "input of 2"}),
+        (lambda: Between(flattened=False), {"input of middle": "output of stem"}),
+        (lambda: Between(flattened=True), {"input of last": "output of middle"}),
+    ],
+    ids=["two cuts", "between children", "between children, flattened"],
 )
-def test_straight_through_finds_code_between_children(flattened: bool, where: dict[str, str]) -> None:
-    model, x = Between(flattened).eval().requires_grad_(False), images(8, SHAPE)
+def test_straight_through_finds_cuts(make: Callable[[], nn.Module], where: dict[str, str]) -> None:
+    model, x = make().eval().requires_grad_(False), images(8, SHAPE)
     opened, leaf = straight_through(model), x.clone().requires_grad_()
     logits = opened(leaf)
     (grad,) = torch.autograd.grad(logits[:, 0].sum(), leaf)
     assert opened.cuts == where
     assert torch.equal(logits, model(x))
+    assert torch.equal(opened(x), model(x))
     assert bool(grad.flatten(1).any(dim=1).all())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
