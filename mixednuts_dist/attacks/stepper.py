@@ -70,7 +70,7 @@ class Run:
         return self.name, self.target, self.restart
 
 
-# Annotations of the arrays in a state, which `SlotState.of` creates.
+# Annotations of arrays, which `Slots.of` creates.
 Images = Annotated[Tensor, "images"]  # (S, C, H, W)
 Numbers = Annotated[Tensor, None]  # (S,), in the dtype of the images
 Doubles = Annotated[Tensor, torch.float64]  # (S,)
