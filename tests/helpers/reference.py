@@ -53,13 +53,10 @@ def log_one_minus_lead(row: Row, winner: int, rival: int) -> Any:
     return mpmath.log((others + weights[rival]) / (others + weights[winner]))
 
 
-def best_beside(row: Row, winner: int) -> int:
-    return max((j for j in range(len(row)) if j != winner), key=lambda j: (row[j], -j))
-
-
 def log_one_minus_margin(row: Row, label: int | None = None) -> Any:
     winner = top(row) if label is None else label
-    return log_one_minus_lead(row, winner, best_beside(row, winner))
+    rival = max((j for j in range(len(row)) if j != winner), key=lambda j: (row[j], -j))
+    return log_one_minus_lead(row, winner, rival)
 
 
 @dataclass(frozen=True)
@@ -110,26 +107,25 @@ def exact_answers(
 
     `points` are further adversarial examples of the attacked images.
     """
-    examples = AttackedPoints.one_per_image(attacked, attacked_labels)
-    examples = (examples if points is None else examples.joined(points)).of_images(
-        attacked.argmax(1) == attacked_labels
-    )
+    label_of, attacked_list = attacked_labels.tolist(), attacked.double().tolist()
+    examples = list(zip(attacked_list, range(len(label_of)), label_of, strict=True))  # logits, image, class of std
+    if points is not None:
+        of_points = (points.rob_logits_PK.double(), points.image_P, points.std_pred_P)
+        examples += zip(*(values.tolist() for values in of_points), strict=True)
+    is_right = [top(row) == label for row, label in zip(attacked_list, label_of, strict=True)]
+    before = [(layer_norm(row), image, std) for row, image, std in examples if is_right[image]]
     normed = [layer_norm(row) for row in clean.double().tolist()]
-    normed_attacked = [layer_norm(row) for row in examples.rob_logits_PK.double().tolist()]
-    kept_labels = attacked_labels[attacked.argmax(1) == attacked_labels].tolist()
     answers: list[list[Answer]] = [[] for _ in grid.betas]
     for candidate in grid:
-        attacked_rows = [mapped(row, *candidate) for row in normed_attacked]
+        attacked_rows = [mapped(row, *candidate) for row, _, _ in before]
         clean_rows = [mapped(row, *candidate) for row in normed]
-        gaps = [-mpmath.inf] * len(kept_labels)
-        of_each = zip(
-            normed_attacked, attacked_rows, examples.image_P.tolist(), examples.std_pred_P.tolist(), strict=True
-        )
-        for before, row, image, std in of_each:
-            label = kept_labels[image]
-            is_lead = top(before) == top(row) == label != std
+        hardest: dict[int, Any] = {}
+        for (row_before, image, std), row in zip(before, attacked_rows, strict=True):
+            label = label_of[image]
+            is_lead = top(row_before) == top(row) == label != std
             gap = log_one_minus_lead(row, label, std) if is_lead else log_one_minus_margin(row, label)
-            gaps[image] = max(gaps[image], gap)
+            hardest[image] = max(hardest.get(image, gap), gap)
+        gaps = list(hardest.values())
         probs = [softmax(row) for row in clean_rows]
         rows = attacked_rows + clean_rows
         counted = [
