@@ -142,11 +142,6 @@ class Selection:
         )
 
     @property
-    def betas(self) -> tuple[float, ...]:
-        """The betas in the order in which they were given."""
-        return self.grid.betas
-
-    @property
     def n_undeployable(self) -> int:
         """The number of candidates that cannot be deployed at one beta or more."""
         return int(self.undeployable.any(dim=0).sum())
@@ -157,9 +152,10 @@ class Selection:
         Raises:
             InvalidInputError: if beta was not searched, or if no candidate is left there.
         """
-        if beta not in self.betas:
-            raise InvalidInputError(f"beta={beta} was not searched; these were: {', '.join(map(str, self.betas))}")
-        i = self.betas.index(beta)
+        betas = self.grid.betas
+        if beta not in betas:
+            raise InvalidInputError(f"beta={beta} was not searched; these were: {', '.join(map(str, betas))}")
+        i = betas.index(beta)
         if (choice := self.chosen[i]) is None:
             raise InvalidInputError(
                 f"beta={beta}: none of {self.infeasible[i].numel()} candidates can be used: "
@@ -184,8 +180,8 @@ class Selection:
             )
         if self.criterion.n_objective == 0:
             found.append("No clean image is misclassified, so the objective is 0 for every candidate.")
-        for beta, choice in zip(self.betas, self.chosen, strict=True):
-            if beta in (betas or self.betas):
+        for beta, choice in zip(self.grid.betas, self.chosen, strict=True):
+            if not betas or beta in betas:
                 sentences = self._on(choice) if choice else ["no candidate is feasible and deployable."]
                 found += [f"beta {beta}: {sentence}" for sentence in sentences]
         return tuple(found)

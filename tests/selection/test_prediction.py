@@ -42,7 +42,7 @@ def test_the_robust_bound_keeps_what_beta_asks_for() -> None:
     inputs = cached()
     n_right = int((inputs.rob_attacked_BK.argmax(1) == inputs.labels_B).sum())
     selection = exact_selection(inputs)
-    for beta in selection.betas:
+    for beta in selection.grid.betas:
         chosen = selection.for_beta(beta)
         bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, chosen.mixture())
         assert int(bound.sum()) >= beta * n_right

@@ -44,7 +44,7 @@ def rows(n: int, n_classes: int, *, seed: int, lift: float = 2.0) -> Tensor:
 
 def assert_same(selection: Selection, answers: list[list[Answer]]) -> None:
     is_exact = selection.criterion.maximized
-    for i, beta in enumerate(selection.betas):
+    for i, beta in enumerate(selection.grid.betas):
         found = selection.log_one_minus_cutoffs[i].flatten().tolist()
         for value, answer in zip(found, answers[i], strict=True):
             assert abs(value - answer.log_cutoff) <= min(1e-12, 1e-9 * abs(answer.log_cutoff)), beta
@@ -221,7 +221,7 @@ def test_select_parameters_defaults_to_the_configured_grid() -> None:
     for found in (exact, paper):
         for axis in ("scales", "powers", "biases"):
             assert getattr(found.grid, axis) == grid_values(getattr(default, axis))
-        assert found.betas == default.all_betas()
+        assert found.grid.betas == default.all_betas()
 
 
 @pytest.mark.parametrize(
