@@ -108,7 +108,7 @@ def exact_answers(
     `points` are further adversarial examples of the attacked images.
     """
     label_of, attacked_list = attacked_labels.tolist(), attacked.double().tolist()
-    examples = list(zip(attacked_list, range(len(label_of)), label_of, strict=True))  # logits, image, class of std
+    examples = list(zip(attacked_list, range(len(label_of)), label_of, strict=True))  # logits, image, class of `std`
     if points is not None:
         of_points = (points.rob_logits_PK.double(), points.image_P, points.std_pred_P)
         examples += zip(*(values.tolist() for values in of_points), strict=True)
