@@ -276,11 +276,11 @@ class ApgdDlr(ApgdCe):
 
 
 @ATTACKS("apgd-t", describes="APGD on the targeted DLR loss", options=("n_iter", "n_target_classes"), order=2)
-class ApgdT(Attack):
+class ApgdT(ApgdCe):
     """APGD on the targeted DLR loss, one run per target."""
 
     name = "apgd-t"
-    climbs_to_the_end = True
+    loss = "dlr"
     followed_by = ("joint",)
 
     @staticmethod
@@ -290,7 +290,7 @@ class ApgdT(Attack):
 
     def runs(self) -> Sequence[Run]:
         stepper = stepper_for(self.setting)
-        return [Run(self.name, stepper, target, block=BLOCK, loss="dlr") for target in self.setting.targets]
+        return [Run(self.name, stepper, target, block=BLOCK, loss=self.loss) for target in self.setting.targets]
 
 
 def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import PassSizes
 from ..mixing.margins import log_one_minus_signed_margin
-from ..norms.random import key_number
 from .gradient_model import GradientModel, Outputs
 from .image_record import Job, QueuedPoint
 from .stepper import Counts, Doubles, Flags, Images, Slots, StartBatch, Stepper, StepResult, copy_rows, sent
@@ -46,21 +45,13 @@ class Batch:
         model: computes the passes.
         sizes: chooses how many rows a pass has.
         like_BCHW: images, to try smaller batch shapes with.
-        seed: part of the keys of random numbers.
         stop_when_broken: verify misclassified points before their run is over.
     """
 
     def __init__(
-        self,
-        stepper: Stepper[Any],
-        model: GradientModel,
-        sizes: PassSizes,
-        like_BCHW: Tensor,
-        seed: int,
-        stop_when_broken: bool,
+        self, stepper: Stepper[Any], model: GradientModel, sizes: PassSizes, like_BCHW: Tensor, stop_when_broken: bool
     ) -> None:
-        self.stepper, self.model, self.sizes = stepper, model, sizes
-        self._seed, self._stop_when_broken = seed, stop_when_broken
+        self.stepper, self.model, self.sizes, self._stop_when_broken = stepper, model, sizes, stop_when_broken
         self.waiting: list[Job] = []
         self.running: dict[int, Job] = {}  # by slot
         self.n_images = 0  # with runs here
@@ -198,7 +189,7 @@ class Batch:
             best=torch.stack([image.best for image in images]),
             labels=sent([image.label for image in images], like),
             targets=sent([job.target for job in jobs], like),
-            keys=sent([key_number(self._seed, job.name, job.run.restart, job.image.sample_id) for job in jobs], like),
+            keys=sent([job.key for job in jobs], like),
         )
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
         # Margins in different precisions are not comparable, so each run starts without the image's best margin.

@@ -5,6 +5,7 @@ from math import expm1, inf
 
 from torch import Tensor
 
+from ..norms.random import key_number
 from .stepper import ImageSummary, Run
 
 # Where a point was found: (place of the run in the plan, number of passes of the run). Smaller ones come first.
@@ -32,9 +33,11 @@ class Job:
         return self.image.targets[self.run.target - 1] if self.run.target else self.image.label
 
     @property
-    def name(self) -> str:
-        """The run's name, with the target's rank on the clean image."""
-        return f"{self.run.name}/{self.image.ranks[self.run.target - 1]}" if self.run.target else self.run.name
+    def key(self) -> int:
+        """The key of its random numbers, which depends on the target's rank on the clean image."""
+        image, run = self.image, self.run
+        name = f"{run.name}/{image.ranks[run.target - 1]}" if run.target else run.name
+        return key_number(image.seed, name, run.restart, image.sample_id)
 
 
 @dataclass(eq=False)
@@ -52,6 +55,7 @@ class ImageRecord:
     """The state of one image, from its admission until it is decided."""
 
     stop_when_broken: bool
+    seed: int
     x: Tensor  # (C, H, W) clean image
     label: int
     sample_id: int

@@ -220,7 +220,7 @@ class Scheduler:
         targets, ranks = ordered_targets(clean.logits, self._setting.budget.n_targets(n_classes), known)
         labels, margins = group.y.tolist(), clean.log1m_margin.tolist()
         each = zip(group.x, labels, group.sample_ids, targets.tolist(), ranks.tolist(), margins, strict=True)
-        images = [ImageRecord(self._stop_when_broken, *values) for values in each]
+        images = [ImageRecord(self._stop_when_broken, self._seed, *values) for values in each]
         offered = [(group.x, clean, AS_CLEAN, CLEAN), (group.known, known, AS_KNOWN, WARM_START)]
         for x_BCHW, verified, where, step in offered:
             if x_BCHW is not None and verified is not None:
@@ -242,7 +242,7 @@ class Scheduler:
         keys = [(run.stepper, run.float32) for run in plan]
         apart = self.shape.float32 is not self.shape
         batches = {
-            key: Batch(key[0], *models[key[1]], self._like, self._seed, self._stop_when_broken)
+            key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken)
             for key in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
         }
         self._batches = list(batches.values())

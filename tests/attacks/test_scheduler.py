@@ -55,15 +55,19 @@ def found_by(model: Any, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
     return engine_of(model, x, **options).run_one(all_of(x, y))
 
 
-def counted(model: nn.Module) -> tuple[AttackedModel, list[int]]:
-    """Return the attacked model, and a list of the rows of its attacks' passes."""
-    rows: list[int] = []
+def estimating(
+    model: nn.Module, estimate: Callable[[Tensor], Tensor] = lambda logits: logits, rows: list[int] | None = None
+) -> AttackedModel:
+    """A classifier whose passes report `estimate(logits)` and add their numbers of rows to `rows`."""
 
     def run(x: Tensor) -> Outputs:
-        rows.append(len(x))
-        return Outputs(model(x))
+        outputs = Outputs(model(x))
+        outputs.model_logits = estimate(outputs.model_logits)
+        if rows is not None:
+            rows.append(len(x))
+        return outputs
 
-    return replace(AttackedModel.of(model), fast=GradientModel(run)), rows
+    return replace(AttackedModel.of(model), fast=GradientModel(run))
 
 
 def of_one_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,17 +110,6 @@ def test_graphs_of_a_shape_that_did_not_fit_are_given_up(victim, monkeypatch: py
     found = found_by(replace(AttackedModel.of(model), fast=replace(short, compiled=True)), x, y)
     assert given_up
     assert torch.equal(found.broken, found_by(model, x, y).broken)
-
-
-def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> AttackedModel:
-    """A classifier whose passes report `estimate(logits)` instead of the classifier's logits."""
-
-    def run(x: Tensor) -> Outputs:
-        outputs = Outputs(model(x))
-        outputs.model_logits = estimate(outputs.model_logits)
-        return outputs
-
-    return replace(AttackedModel.of(model), fast=GradientModel(run))
 
 
 @pytest.mark.parametrize("seems_broken", [True, False])
@@ -179,8 +172,8 @@ def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: b
             return runs if side_by_side else [replace(run, block="") for run in runs]
 
         options = {"attacks": attacks, "budget": AttackBudget(12, 9), "planner": plan, "stop_when_broken": stop}
-        attacked, rows = counted(model)
-        engine = engine_of(attacked, x, rows=32, **options)
+        rows: list[int] = []
+        engine = engine_of(estimating(model, rows=rows), x, rows=32, **options)
         finished = engine.run_one(Group(x[images], y[images], images.tolist()))
         padding[side_by_side] = sum(rows) - finished.n_forward
         return finished
@@ -320,8 +313,8 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
 
     padding = {}
     for n_prefetched in (0, 2):
-        attacked, rows = counted(model)
-        engine, n_backward = engine_of(attacked, x), 0
+        rows: list[int] = []
+        engine, n_backward = engine_of(estimating(model, rows=rows), x), 0
         for i, first in enumerate(firsts):
             found = engine.finish(first, group, firsts[i + 1 : i + 1 + n_prefetched])
             n_backward += found.n_backward
