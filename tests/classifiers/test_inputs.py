@@ -43,9 +43,7 @@ def factory_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["file", "module"])
-def test_a_factory_takes_options_and_comes_frozen(
-    factory_file: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_factory_takes_options_and_comes_frozen(factory_file: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(factory_file.parent))
     place = {"file": factory_file, "module": "zoo"}[form]
     plain, biased = (load_classifier(f"py:{place}:linear{query}", "rob") for query in ("", "?bias=2.5"))

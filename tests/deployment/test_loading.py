@@ -38,9 +38,6 @@ def test_another_beta_gives_its_own_parameters(run_folder: Path) -> None:
         mixed = load_run(str(run_folder), beta=entry["beta"])
         assert (mixed.alpha, mixed.mixture.one_minus_alpha) == (entry["alpha"], entry["one_minus_alpha"])
         assert mixed.transform.settings()["bias"] == entry["bias"]
-
-
-def test_a_beta_that_was_not_searched_lists_those_that_were(run_folder: Path) -> None:
     with pytest.raises(
         InvalidInputError, match=r"beta=0\.95 was not searched in run tiny-\w+; these were: 1, 0\.9, 0\.5"
     ):

@@ -14,9 +14,7 @@ from mixednuts_dist.mixing.transforms import LogitTransform
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_robustbenchs_benchmark_runs_on_the_bypass(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_robustbench_evaluates_the_bypass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Run all of `benchmark` with all four attacks, on ten digits instead of CIFAR-10."""
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
     mixed = MixedClassifier(std, rob, LogitTransform(1.0, 2.5, -0.714), 0.9993)

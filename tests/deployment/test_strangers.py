@@ -53,9 +53,7 @@ def shown(command: list[str], run: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("command", [*LOOKS, *USES], ids=lambda command: command[0])
 @pytest.mark.parametrize("place", ["the run's copy", "an absolute path", "a path below the working folder"])
-def test_extension_of_an_untrusted_run_is_not_run(
-    copied_run: Finished, canary: Path, place: str, command: list[str]
-) -> None:
+def test_untrusted_extension_is_not_run(copied_run: Finished, canary: Path, place: str, command: list[str]) -> None:
     code = f"from pathlib import Path\nPath({str(canary)!r}).touch()\n".encode()
     copy = f"code/{hashlib.sha256(code).hexdigest()[:12]}/evil.py"
     (copied_run.folder / copy).parent.mkdir(parents=True)

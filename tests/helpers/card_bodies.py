@@ -18,13 +18,11 @@ AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
 def results_are_those_of_float32(attack: str, copies: FastCopies, n: int, budget: AttackBudget = QUICK) -> None:
     """No more images remain robust than in float32, they do remain robust, and bits do not depend on the batch."""
     mixed, x = mixture().to("cuda"), images(n, SHAPE).to("cuda")
-    with torch.no_grad():
-        y = mixed(x).argmax(dim=1)
+    y = mixed.predict(x)
     options = {"threat": LINF, "attacks": (attack,), "budget": budget, "batch_size": 16}
     found = autoattack(mixed, x, y, precision=copies, **options)
     plain = autoattack(mixed, x, y, precision="fp32", **options)
-    with torch.no_grad():
-        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
+    assert torch.equal(found.robust, mixed.predict(found.x_adv) == y)
     assert int(found.robust.sum()) <= int(plain.robust.sum()) + AT_THE_BORDER
     some = slice(n // 6, n // 2)
     again = autoattack(mixed, x[some], y[some], sample_ids=range(n)[some], precision="fp32", **options)
@@ -34,8 +32,7 @@ def results_are_those_of_float32(attack: str, copies: FastCopies, n: int, budget
 def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[object]]) -> None:
     """A steady step of a batch, in which `refused` makes every wait of the host an error."""
     mixed, x = mixture().to("cuda"), images(16, SHAPE).to("cuda")
-    with torch.no_grad():
-        y = mixed(x).argmax(dim=1)
+    y = mixed.predict(x)
     engine = Scheduler(
         mixed, x, threat=LINF, attacks=(attack,), budget=QUICK, shape=BatchShape(16, fixed=True),
         copies=FastCopies("fp32"),
@@ -50,8 +47,7 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
 def memory_that_ends_loses_nothing() -> None:
     """The same robust images if a pass of more than 5 images runs out of memory."""
     mixed, x = mixture().to("cuda"), images(24, SHAPE).to("cuda")
-    with torch.no_grad():
-        y = mixed(x).argmax(dim=1)
+    y = mixed.predict(x)
     options = {"threat": LINF, "attacks": ("apgd-ce",), "budget": QUICK, "precision": "fp32", "batch_size": 16}
     expected = autoattack(mixed, x, y, **options)
     short = mixture().to("cuda")

@@ -22,8 +22,8 @@ SIZES = (5, 5, 3)
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> tuple[str, np.ndarray]:
-    """Three parts of 13 images, and their pixels."""
+def prepared(tmp_path: Path) -> np.ndarray:
+    """The pixels of 13 images, which `tmp_path` holds in three parts."""
     pixels = np.random.default_rng(1).integers(0, 256, (13, 3, 4, 6), np.uint8)
     store, parts, start = Store(str(tmp_path)), [], 0
     for i, size in enumerate(SIZES):
@@ -36,47 +36,44 @@ def prepared(tmp_path: Path) -> tuple[str, np.ndarray]:
         source="npz:x", content_hash="f", seed=0, image_shape=(3, 4, 6), parts=tuple(parts), labels=tuple(range(13))
     )
     store.write(MANIFEST, manifest.model_dump_json().encode())
-    return f"parquet:{tmp_path}", pixels
+    return pixels
 
 
-def test_any_slice_across_the_parts_is_what_was_written(prepared: tuple[str, np.ndarray]) -> None:
-    data = open_dataset(prepared[0])
+def test_any_slice_across_the_parts_is_what_was_written(prepared: np.ndarray, tmp_path: Path) -> None:
+    data = open_dataset(f"parquet:{tmp_path}")
     assert len(data) == 13
     for start in range(13):
         for stop in range(start, 14):
             images, labels = data.read(start, stop)
-            assert np.array_equal(images.mul(255).round().byte().numpy(), prepared[1][start:stop])
+            assert np.array_equal(images.mul(255).round().byte().numpy(), prepared[start:stop])
             assert labels.tolist() == list(range(start, stop))
 
 
-def test_checksum_reads_only_the_manifest(prepared: tuple[str, np.ndarray]) -> None:
-    data = open_dataset(prepared[0])
-    sums = [data.checksum(n) for n in (5, 6, 13)]
+@pytest.mark.usefixtures("prepared")
+def test_checksum_reads_only_the_manifest(tmp_path: Path) -> None:
+    uri, manifest = f"parquet:{tmp_path}", tmp_path / MANIFEST
+    sums = [open_dataset(uri).checksum(n) for n in (5, 6, 13)]
     assert len(set(sums)) == 3
-    folder = Path(prepared[0].removeprefix("parquet:"))
-    (folder / "part-00001.parquet").unlink()
-    assert open_dataset(prepared[0]).checksum(13) == sums[2]
-    text = (folder / MANIFEST).read_text()
-    sha = Manifest.model_validate_json(text).parts[0].sha256
-    (folder / MANIFEST).write_text(text.replace(sha, "0" * 64))
-    assert open_dataset(prepared[0]).checksum(5) != sums[0]
+    (tmp_path / "part-00001.parquet").unlink()
+    assert open_dataset(uri).checksum(13) == sums[2]
+    sha = Manifest.model_validate_json(manifest.read_text()).parts[0].sha256
+    manifest.write_text(manifest.read_text().replace(sha, "0" * 64))
+    assert open_dataset(uri).checksum(5) != sums[0]
 
 
 @pytest.mark.parametrize("harm", ["truncated", "gone", "foreign"])
-def test_a_damaged_part_is_named_and_the_others_are_read(prepared: tuple[str, np.ndarray], harm: str) -> None:
-    folder = Path(prepared[0].removeprefix("parquet:"))
-    path = folder / "part-00001.parquet"
+@pytest.mark.usefixtures("prepared")
+def test_a_damaged_part_is_named_and_the_others_are_read(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "part-00001.parquet"
     if harm == "gone":
         path.unlink()
     elif harm == "truncated":
         path.write_bytes(path.read_bytes()[:-20])
     else:
-        path.write_bytes((folder / "part-00000.parquet").read_bytes())
-    data = open_dataset(prepared[0])
+        path.write_bytes((tmp_path / "part-00000.parquet").read_bytes())
+    data = open_dataset(f"parquet:{tmp_path}")
     assert data.read(0, 5)[0].shape == (5, 3, 4, 6)
-    with pytest.raises(
-        DatasetError, match=r"part-00001\.parquet \(images 5-9\) is missing or damaged.*mixednuts prepare"
-    ):
+    with pytest.raises(DatasetError, match=r"part-00001\.parquet \(images 5-9\) is missing or .*mixednuts prepare"):
         data.read(4, 6)
 
 
@@ -99,9 +96,7 @@ def test_every_changed_bit_of_the_pixels_is_noticed() -> None:
         ("{", "Invalid JSON"),
     ],
 )
-def test_a_set_without_a_usable_manifest_says_how_to_make_one(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_set_without_a_usable_manifest_says_how_to_make_one(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(DatasetError, match=message):

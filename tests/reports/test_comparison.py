@@ -5,12 +5,15 @@ import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import storage_runs
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.errors import InvalidInputError, MissingArtifact
 from mixednuts_dist.reports import comparison
 from mixednuts_dist.stages.runs import stored_run
@@ -19,17 +22,13 @@ from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.runs import Finished, rows_in, tiny_content
 
 
-@pytest.fixture(scope="session")
-def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> tuple[Path, Path]:
     """A mixed classifier and its `rob` alone, on the same images."""
-    from mixednuts_dist import pipeline
-    from mixednuts_dist.config.run_config import parse_config
-    from mixednuts_dist.distributed.debug import DebugExecutor
-
     storage, folders = tmp_path_factory.mktemp("two"), []
     for changes in ({}, {"std": None, "name": "alone"}):
         config = parse_config(tiny_content(storage, **changes))
-        pipeline.run(config, executor=DebugExecutor())
+        pipeline.run(config, executor=local_executor)
         folders.append(storage / config.place())
     return folders[0], folders[1]
 

@@ -88,9 +88,7 @@ def test_sensitivity_shows_candidates_and_marks_the_selected(results: RunResults
     }
 
 
-def test_the_name_of_a_criterion_decides_neither_color_nor_label(
-    results: RunResults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_of_a_criterion_decides_no_color_or_label(results: RunResults, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = CRITERIA.get(results.search.criterion)
     renamed = dataclasses.replace(results, found=dataclasses.replace(results.search, criterion="clean-count"))
     monkeypatch.setattr(CRITERIA, "get", {"exact": exact, "clean-count": exact}.__getitem__)

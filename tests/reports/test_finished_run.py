@@ -39,17 +39,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Sto
     """24 digits at beta 0.9; an earlier run at beta 0.5 has the same attack rows."""
     content = tiny_content(tmp_path_factory.mktemp("reported"))
     content["search"]["rounds"] = 0  # so that both choose from the same rows
-    evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), local_executor)
+    for stage in (attack, search, evaluate):
+        stage.run(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), executor=local_executor)
     config = parse_config(content)
     pipeline.run(config, executor=local_executor)
     folder = Path(config.storage) / config.place()
     return Stored(config, folder, columns(config, "attack"), columns(config, "evaluate"))
-
-
-def evaluated(config: RunConfig, local_executor: Any) -> None:
-    """All stages but the report."""
-    for stage in (attack, search, evaluate):
-        stage.run(config, executor=local_executor)
 
 
 def columns(config: RunConfig, stage: str) -> dict[str, np.ndarray]:

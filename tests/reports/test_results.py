@@ -132,9 +132,7 @@ def test_splits_count_both_groups_at_equal_retention(results: RunResults) -> Non
     ("method", "on_rob"),
     [("apgd", "MMAA by apgd-ce, apgd-t (8 iterations, 2 targets)"), ("square", "MMAA by square (30 queries)")],
 )
-def test_each_row_names_the_attack_that_ran_and_its_budget(
-    tiny: Callable[..., RunConfig], method: str, on_rob: str
-) -> None:
+def test_row_names_the_attack_that_ran_and_its_budget(tiny: Callable[..., RunConfig], method: str, on_rob: str) -> None:
     said = attacks_said(tiny(attack={"method": method, "n_iter": 8, "n_target_classes": 2, "n_queries": 30}))
     assert said == {
         "std": "apgd-ce, apgd-t (8 iterations, 2 targets)",

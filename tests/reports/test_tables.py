@@ -45,16 +45,12 @@ def test_counts_become_columns_in_csv_and_an_interval_in_latex() -> None:
 
 
 def test_every_form_has_every_cell() -> None:
-    shown = {"markdown": TABLE.as_markdown(), "html": str(TABLE.as_html()), "terminal": printed_table(TABLE)}
+    terminal = io.StringIO()
+    Console(file=terminal, width=80).print(TABLE.terminal(80))
+    shown = {"markdown": TABLE.as_markdown(), "html": str(TABLE.as_html()), "terminal": terminal.getvalue()}
     for form, text in shown.items():
         for words in ("apgd-ce", "75.0", "[59.8, 85.8]", "30/40", "7", "fab-t", "–", "0.1235"):
             assert words in text, form
-
-
-def printed_table(table: Table) -> str:
-    file = io.StringIO()
-    Console(file=file, width=80).print(table.terminal(80))
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 60])

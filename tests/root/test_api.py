@@ -43,7 +43,7 @@ def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixResu
     return result, folder
 
 
-def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tuple[MixResult, Path]) -> None:
+def test_mixture_and_report_are_those_of_the_run(mixed_in_one_call: tuple[MixResult, Path], tmp_path: Path) -> None:
     result, folder = mixed_in_one_call
     mixed, report = result.classifier, result.report
     assert not list(folder.glob("*/report/*.svg"))  # figures are drawn on demand
@@ -54,14 +54,8 @@ def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tupl
     assert right == report.row("mixed").clean.correct
     assert report.search.rounds
     assert "mixed" in repr(report) and "<svg" in report.curve and "<table" in report._repr_html_()
-    assert report.files["index.html"].startswith(b"<!DOCTYPE html")
-
-
-def test_the_report_is_saved_as_a_page_with_its_files(
-    mixed_in_one_call: tuple[MixResult, Path], tmp_path: Path
-) -> None:
-    page = mixed_in_one_call[0].report.save(tmp_path / "report")
-    assert page.read_bytes() == mixed_in_one_call[0].report.files["index.html"]
+    page = report.save(tmp_path / "report").read_bytes()
+    assert page == report.files["index.html"] and page.startswith(b"<!DOCTYPE html")
     assert (tmp_path / "report" / "table.csv").is_file()
 
 

@@ -100,9 +100,7 @@ def told(content: bytes, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_invalid_configuration_file_exits_with_one_line(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_file_exits_with_one_line(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(content, tmp_path) is not None
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(main, ["run", "c.yaml"])

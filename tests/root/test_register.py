@@ -31,12 +31,8 @@ def test_an_extension_registers_itself(tmp_path: Path, toys: Register[Any]) -> N
     assert toys.names() == ("ball",)
     assert toys.entries()["ball"].describes == "round"
     assert toys.get("ball")() == 7
-
-
-def test_an_unknown_name_lists_the_valid_ones(tmp_path: Path, toys: Register[Any]) -> None:
-    load_extensions([extension(tmp_path, '@TOYS("kite", describes="flies")\ndef kite(): ...\n')])
-    with pytest.raises(InvalidInputError, match=r"toy 'kiet' is not known; did you mean 'kite'\? Valid names: kite"):
-        toys.check("kiet")
+    with pytest.raises(InvalidInputError, match=r"toy 'bal' is not known; did you mean 'ball'\? Valid names: ball"):
+        toys.check("bal")
 
 
 def test_two_files_cannot_take_one_name(tmp_path: Path, toys: Register[Any]) -> None:
@@ -67,14 +63,9 @@ def test_an_edit_in_the_same_second_is_seen(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_extension_dataclasses_pickle(tmp_path: Path, toys: Register[Any]) -> None:
-    text = (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        '@TOYS("box", describes="square")\n@dataclass\nclass Box:\n    side: int\n'
-    )
-    path = tmp_path / "boxes.py"
-    path.write_text(
-        text.replace("import dataclass\n", "import dataclass\nfrom mixednuts_dist.config.register import TOYS\n")
-    )
+    text = 'import dataclasses\n@TOYS("box", describes="square")\n@dataclasses.dataclass\nclass Box:\n    side: int\n'
+    path = Path(extension(tmp_path, text))
+    path.write_text("from __future__ import annotations\n" + path.read_text())
     load_extensions([str(path)])
     assert pickle.loads(pickle.dumps(toys.get("box")(3))) == toys.get("box")(3)
 

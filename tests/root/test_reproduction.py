@@ -49,9 +49,7 @@ def test_command_is_valid(line: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted({word for line in commands() for word in line.split() if "jobs/configs" in word})
 )
-def test_check_of_a_configuration_lists_missing_files_alone(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_lists_missing_files_alone(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")
     (tmp_path / "data" / "imagenet").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
