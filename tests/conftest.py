@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.config import register
-from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import parse_config
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.pictures import EMPTY, draw
 from tests.helpers.ports import free_ports
 from tests.helpers.real import MISSING, ZOO
-from tests.helpers.runs import MAIN_JOB, Finished, MainJob, tiny_content
+from tests.helpers.runs import MAIN_JOB, Finished, MainJob, MakeConfig, tiny_content
 from tests.helpers.small_nets import images, small_net
 
 if TYPE_CHECKING:  # importing Ray takes seconds, and most tests do not need it
@@ -183,7 +183,7 @@ def main_job(object_store_server: ObjectStore) -> MainJob:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
+def tiny(tmp_path: Path) -> MakeConfig:
     """A factory of tiny configurations under the test's own folder."""
     return lambda **changes: parse_config(tiny_content(tmp_path / "runs", **changes))
 

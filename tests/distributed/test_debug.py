@@ -1,7 +1,7 @@
 """The `debug` executor: a run in this thread leaves the rows of the run on Ray."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ import ray
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import reported
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
-from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, MakeConfig, Watcher, rows
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", start)
 
 
-def test_run_on_ray_equals_the_debug_run(tiny_run: Finished, tiny: Callable[..., RunConfig], ray_executor: Any) -> None:
+def test_run_on_ray_equals_the_debug_run(tiny_run: Finished, tiny: MakeConfig, ray_executor: Any) -> None:
     _, here, content = tiny_run
     config, watcher = tiny(), Watcher()
     found = pipeline.run(config, executor=ray_executor, progress=watcher).to_json()
@@ -42,7 +41,7 @@ def test_run_on_ray_equals_the_debug_run(tiny_run: Finished, tiny: Callable[...,
 
 
 def test_what_a_partition_raises_in_this_thread_surfaces_as_it_is(
-    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(*_: Any) -> None:
         raise ArithmeticError("an image of NaN")
@@ -66,7 +65,7 @@ def usual_signals() -> Iterator[None]:
 @pytest.mark.usefixtures("no_ray", "usual_signals")
 @pytest.mark.parametrize(("number", "becomes_another_error"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_signal_in_a_partition_leaves_no_file(
-    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool
 ) -> None:
     """Some libraries convert an exception in a function that they call."""
     from mixednuts_dist.attacks.verification import Verifier

@@ -3,20 +3,19 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mixednuts_dist.config.run_config import RunConfig, load_config
+from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost, executing, make_executor
 from mixednuts_dist.distributed.local import LocalExecutor
 from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.partitioned import worker_spec
 from mixednuts_dist.stages.runs import open_run
-from tests.helpers.runs import ATTACK, EVALUATE, Finished, rows, tiny_file
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, MakeConfig, rows, tiny_file
 from tests.helpers.touchy_classifiers import FACTORY, table
 
 RUN = """
@@ -60,7 +59,7 @@ def test_local_run_equals_the_debug_run_without_ray(tiny_run: Finished, tmp_path
 )
 def test_the_processes_take_every_core_once(
     compute: dict[str, float], n_workers: int, n_threads: int,
-    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch,
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The cores that the command may use, also in a container."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -78,7 +77,7 @@ def test_the_processes_take_every_core_once(
     ],
 )
 def test_failing_partition_is_retried_and_named(
-    tiny: Callable[..., RunConfig], factory: Path, name: str, reason: str, log: str
+    tiny: MakeConfig, factory: Path, name: str, reason: str, log: str
 ) -> None:
     config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 1})
     with LocalExecutor() as executor, pytest.raises(PartitionFailed) as failed:
@@ -90,7 +89,7 @@ def test_failing_partition_is_retried_and_named(
     assert children() == []
 
 
-def test_worker_is_kept_until_the_executor_closes(tiny: Callable[..., RunConfig]) -> None:
+def test_worker_is_kept_until_the_executor_closes(tiny: MakeConfig) -> None:
     config = tiny()
     spec, settings = worker_spec(open_run(config)), PoolSettings(config.compute, 1, 0)
     with make_executor("local") as made, executing(made, config.compute) as executor:
@@ -140,9 +139,7 @@ class Thread:
 """
 
 
-def test_an_executor_is_one_file_of_a_user_s(
-    tiny_run: Finished, tiny: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_an_executor_is_one_file_of_a_user_s(tiny_run: Finished, tiny: MakeConfig, tmp_path: Path) -> None:
     file = tmp_path / "threads.py"
     file.write_text(THREADED)
     config = tiny(extensions=[str(file)], compute={"executor": "threads"})

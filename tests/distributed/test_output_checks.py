@@ -1,6 +1,5 @@
 """A classifier that was usable when the run began and answers something else afterwards: nothing of it is written."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.storage.index import IndexWriter
 from mixednuts_dist.storage.tables import encode_table, finished_rows, read_columns
+from tests.helpers.runs import MakeConfig
 from tests.helpers.stored_rows import quarantined
 from tests.helpers.touchy_classifiers import MarksTheStart, table
 
@@ -66,7 +65,7 @@ def factory(folder: Path, change: str, base: str = "demo_rob") -> str:
     ],
 )
 def test_unusable_output_names_the_classifier(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any, change: str, base: str, told: str
+    tiny: MakeConfig, tmp_path: Path, local_executor: Any, change: str, base: str, told: str
 ) -> None:
     config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
     with pytest.raises(BaseClassifierError, match=told):
@@ -76,7 +75,7 @@ def test_unusable_output_names_the_classifier(
 
 
 def test_an_answer_that_errs_once_heals_with_the_next_try(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
+    tiny: MakeConfig, tmp_path: Path, local_executor: Any
 ) -> None:
     """The rows are those of a classifier that never erred."""
     config = tiny(rob=factory(tmp_path, NAN))
@@ -113,7 +112,7 @@ def test_run_recomputes_rows_with_nan(copied_run: Any, local_executor: Any, colu
     assert bool(read_columns(opened.rows, "attack", [part], content_hash, [column])[column].isfinite().all())
 
 
-def test_integers_are_refused_before_anything_runs(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_integers_are_refused_before_anything_runs(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(std=factory(tmp_path, "logits = logits.long()", base="demo_std"))
     (tmp_path / "mark").write_text("from the start")
     with pytest.raises(BaseClassifierError, match=r"std: the output is torch.int64; it must be finite floating-point"):

@@ -1,7 +1,6 @@
 """The pool on Ray: killed and hanging processes."""
 
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 import psutil
 import pytest
 
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.storage.records import PartitionSummary
+from tests.helpers.runs import MakeConfig
 from tests.helpers.touchy_classifiers import FACTORY, table
 
 
@@ -33,9 +32,7 @@ class KillOnFirstPartitionSummary(RunProgress):
 
 
 @pytest.mark.alone
-def test_killed_workers_cost_nothing_but_time(
-    tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any
-) -> None:
+def test_killed_workers_cost_nothing_but_time(tiny: MakeConfig, tmp_path: Path, ray_executor: Any) -> None:
     config = tiny(partition_size=2)  # enough partitions to prefetch
     killer = KillOnFirstPartitionSummary()
     attack.run(config, executor=ray_executor, progress=killer)
@@ -48,7 +45,7 @@ def test_killed_workers_cost_nothing_but_time(
 
 @pytest.mark.alone
 def test_hanging_worker_is_replaced(
-    tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch,
+    tiny: MakeConfig, tmp_path: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.LEAST_OVERDUE", 2.0)

@@ -1,6 +1,6 @@
 """A tiny configuration, finished runs, the partitions that they computed and the rows that they stored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.partitions import rows_folder
 from mixednuts_dist.storage.records import PartitionSummary
 
+MakeConfig = Callable[..., RunConfig]  # the fixture `tiny` is one
 MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
 

@@ -1,7 +1,6 @@
 """Submitted adversarial examples are checked against the ball, the pixel range and the classifiers."""
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from mixednuts_dist.images.adv_image_files import read_adv_images
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.runs import Watcher, tiny_content
+from tests.helpers.runs import MakeConfig, Watcher, tiny_content
 
 N, EPS = 24, 0.15
 
@@ -84,7 +83,7 @@ def test_points_outside_the_threat_model_change_no_count(finished: RunConfig, tm
     assert (about["submitted"], about["outside the ball"], about["outside [0, 1]"]) == (3, 2, 1)
 
 
-def test_adversarial_example_that_breaks_an_image_is_named(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_adversarial_example_that_breaks_an_image_is_named(tiny: MakeConfig, tmp_path: Path) -> None:
     """One image that a weak evaluation leaves robust is broken by an example of a stronger attack, in the ball."""
     weak = tiny(std=None, attack={"n_iter": 1}, evaluate={"n_iter": 1, "attacks": ["apgd-ce"]})
     results = pipeline.run(weak, executor=DebugExecutor()).to_json()
@@ -104,7 +103,7 @@ def test_adversarial_example_that_breaks_an_image_is_named(tiny: Callable[..., R
     assert int(robust_N.sum()) == results["accuracy"]["rob"]["robust"]["correct"] - 1 == n_robust - 1
 
 
-def test_adversarial_images_of_others_are_rejected(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_adversarial_images_of_others_are_rejected(tiny: MakeConfig, tmp_path: Path) -> None:
     x, _ = open_dataset("digits").read(0, N)
     np.savez(tmp_path / "beyond.npz", x_adv=x.numpy(), sample_id=np.arange(500, 500 + N))
     stage = stage_of(tiny(std=None, adv_images={"file": str(tmp_path / "beyond.npz")}), "adv_images")
@@ -112,7 +111,7 @@ def test_adversarial_images_of_others_are_rejected(tiny: Callable[..., RunConfig
         stage.complete(open_run(tiny(std=None)), DebugExecutor(), Watcher())
 
 
-def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -> None:
+def test_bad_files_are_refused(tmp_path: Path, tiny: MakeConfig) -> None:
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(print, protocol=2))
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     torch.save(torch.full((2, 1, 8, 8), torch.nan), tmp_path / "nan.pt")

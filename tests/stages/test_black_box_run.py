@@ -1,21 +1,17 @@
 """A run with a black-box `std` has the parameters of a run with its gradients, and notes what it did not measure."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config.run_config import RunConfig
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import MakeConfig, tiny_content
 from tests.helpers.touchy_classifiers import BLACK_BOXES
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_black_box_std_gives_the_same_parameters(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
-) -> None:
+def test_black_box_std_gives_the_same_parameters(tiny: MakeConfig, tmp_path: Path, local_executor: Any) -> None:
     """The same small run with `std` as a module and as a function that returns classes."""
     (tmp_path / "answers.py").write_text(BLACK_BOXES)
     search = {**tiny_content(tmp_path)["search"], "rounds": 0}  # a round follows the gradient of `std`
@@ -37,7 +33,7 @@ def test_black_box_std_gives_the_same_parameters(
 
 @pytest.mark.usefixtures("no_pictures")
 def test_black_box_rob_gives_the_results_of_its_network(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Square needs no gradients, so a run on the answers equals a run on the network, with a refinement round."""
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ("square",))  # also for the network

@@ -1,7 +1,6 @@
 """The stage in examples/corruptions.py runs as an extension and equals plain forward passes."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.register import STAGES, load_extensions
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
+from tests.helpers.runs import MakeConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "corruptions.py"
 N = 24
@@ -38,9 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_example_equals_plain_forward_passes(
-    tiny: Callable[..., RunConfig], folder: Path, local_executor: Any
-) -> None:
+def test_the_example_equals_plain_forward_passes(tiny: MakeConfig, folder: Path, local_executor: Any) -> None:
     keys = {"folder": str(folder), "names": NAMES}
     config = tiny(extensions=[str(EXAMPLE)], corruptions=keys)
     results = pipeline.run(config, executor=local_executor)

@@ -1,14 +1,13 @@
 """The estimate's passes are those that the attacks really take, and its seconds are of real passes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.stages import attack, estimate, search
 from mixednuts_dist.stages.stage import attack_passes
+from tests.helpers.runs import MakeConfig
 
 
 def test_the_published_budget_takes_the_published_passes() -> None:
@@ -19,7 +18,7 @@ def test_the_published_budget_takes_the_published_passes() -> None:
 
 
 def test_an_estimate_gets_closer_with_what_is_finished(
-    tiny: Callable[..., RunConfig], ray_executor: Any, local_executor: Any, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, ray_executor: Any, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny()
     before = estimate.run(config, executor=ray_executor)
@@ -37,7 +36,7 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     assert evaluated.at_most > 0
 
 
-def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
+def test_estimate_contains_rounds_until_the_choice(tiny: MakeConfig, local_executor: Any) -> None:
     base = tiny()
     config = base.with_changes(search=base.search.with_changes(rounds=4))
     before = estimate.run(config, executor=local_executor)

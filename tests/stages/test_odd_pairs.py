@@ -15,7 +15,7 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import open_run
-from tests.helpers.runs import rows_in
+from tests.helpers.runs import MakeConfig, rows_in
 
 FACTORIES = """
 import torch
@@ -67,9 +67,7 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
         ("Dropping", r"Average over its draws with evaluate\.eot=20"),
     ],
 )
-def test_unusable_rob_raises_in_one_line(
-    tiny: Callable[..., RunConfig], odd: Callable[[str], str], name: str, told: str
-) -> None:
+def test_unusable_rob_raises_in_one_line(tiny: MakeConfig, odd: Callable[[str], str], name: str, told: str) -> None:
     config = tiny(rob=odd(name))
     with pytest.raises(BaseClassifierError, match=told) as refused:
         open_run(config)
@@ -83,9 +81,7 @@ def results(config: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("std", ["demo:rob", "constant"])
-def test_equal_or_constant_std_keeps_robust_images(
-    tiny: Callable[..., RunConfig], odd: Callable[[str], str], std: str
-) -> None:
+def test_equal_or_constant_std_keeps_robust_images(tiny: MakeConfig, odd: Callable[[str], str], std: str) -> None:
     found = results(tiny(std=std if ":" in std else odd(std), data={"uri": "digits", "n": 8}))["accuracy"]
     assert found["mixed"]["clean"] == found["rob"]["clean"]
     assert found["mixed"]["robust"]["correct"] >= found["rob"]["robust"]["correct"] > 0
@@ -94,9 +90,7 @@ def test_equal_or_constant_std_keeps_robust_images(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_1000_classes_and_equal_images(
-    tiny: Callable[..., RunConfig], odd: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_1000_classes_and_equal_images(tiny: MakeConfig, odd: Callable[[str], str], tmp_path: Path) -> None:
     """Two images four times each, labeled with the classes that `rob` predicts."""
     images = open_dataset("digits").read(0, 2)[0].repeat(4, 1, 1, 1)
     std, rob = (load_classifier(odd(name), "rob")(images).argmax(dim=1) for name in ("wide_std", "wide_rob"))

@@ -1,7 +1,6 @@
 """A whole run on a real local Ray: what it leaves, what a second one does, and what a damaged one repairs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.errors import ContentHashMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.storage.index import finished_files
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from tests.helpers.runs import ATTACK, EVALUATE, NoRay, Watcher, rows, rows_in
+from tests.helpers.runs import ATTACK, EVALUATE, MakeConfig, NoRay, Watcher, rows, rows_in
 
 
 def test_the_run_leaves_what_the_design_says(tiny_run) -> None:
@@ -89,7 +88,7 @@ def test_a_second_run_does_nothing_and_says_so(tiny_run) -> None:
 
 @pytest.mark.parametrize("partition_size", [24, 2])
 def test_the_partitioning_and_the_workers_do_not_move_a_row(
-    tiny_run, tiny: Callable[..., RunConfig], local_executor: Any, partition_size: int
+    tiny_run, tiny: MakeConfig, local_executor: Any, partition_size: int
 ) -> None:
     """Against partitions of 8 and two workers of Ray."""
     config = tiny(partition_size=partition_size, compute={"num_workers": 1, "batch_size": 5})
@@ -131,7 +130,7 @@ def test_status_reads_the_storage_alone(tiny_run) -> None:
     assert status.failed == ()
 
 
-def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig]) -> None:
+def test_stages_out_of_order_say_what_to_run_first(tiny: MakeConfig) -> None:
     config = tiny()
     assert not run_status(config).started
     with pytest.raises(MissingArtifact, match=r"0 of 3 partitions .*missing: 0, 1, 2\. Run: mixednuts attack"):
@@ -155,7 +154,7 @@ def test_run_rejects_inputs_that_have_changed(copied_run) -> None:
             stage.run(copied_run.config, executor=NoRay())
 
 
-def test_search_rejects_a_rob_without_robust_images(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
+def test_search_rejects_a_rob_without_robust_images(tiny: MakeConfig, local_executor: Any) -> None:
     config = tiny(threat={"eps": 0.9}, data={"uri": "digits", "n": 8})
     attack.run(config, executor=local_executor)
     with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by `rob`"):

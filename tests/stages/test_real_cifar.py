@@ -1,6 +1,5 @@
 """MMAA on CIFAR-10 with a real robust classifier, if it is installed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,11 @@ from pyautoattack import AutoAttack
 from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from tests.helpers.real import CIFAR10, ZOO
+from tests.helpers.runs import MakeConfig
 
 EPS = 2 / 255
 
@@ -38,7 +37,7 @@ def test_mmaa_is_as_strong_as_apgd_on_real_cifar() -> None:
     assert 0 < theirs < len(y)
 
 
-def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
+def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: MakeConfig, local_executor: Any) -> None:
     config = tiny(
         data={"uri": CIFAR10, "n": 12},
         std=f"py:{ZOO}:std_c10_resnet56",

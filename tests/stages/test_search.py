@@ -1,6 +1,5 @@
 """The search stage on the logits of one real attack."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import MakeConfig, tiny_content
 
-Configured = Callable[..., RunConfig]
 RENAMED = """
 from mixednuts_dist.config.register import CRITERIA
 from mixednuts_dist.selection.criteria import ExactCriterion
@@ -28,7 +26,7 @@ class Renamed(ExactCriterion):
 
 
 @pytest.fixture(scope="module")
-def configured(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Configured:
+def configured(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> MakeConfig:
     """A factory of configurations that share one attack, which has been run."""
     content = tiny_content(
         tmp_path_factory.mktemp("search"), data={"uri": "digits", "n": 16}, attack={"n_iter": 3, "n_target_classes": 1}
@@ -57,7 +55,7 @@ def assert_best(result: SearchResult, rows: list[dict[str, Any]]) -> None:
         assert entry.objective == max(row["objective"] for row in usable)
 
 
-def test_every_candidate_is_recorded(configured: Configured, local_executor: Any) -> None:
+def test_every_candidate_is_recorded(configured: MakeConfig, local_executor: Any) -> None:
     config = configured(clamp="relu")
     result, rows = search.run(config, executor=local_executor), candidates(config)
     assert {(row["clamp"], row["ln_k"]) for row in rows} == {("relu", None)}
@@ -84,7 +82,7 @@ def test_renamed_criterion_gives_the_same_search(tmp_path: Path, local_executor:
     assert found[1] == replace(found[0], criterion="clean-images")
 
 
-def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, local_executor: Any) -> None:
+def test_a_sample_of_the_images_is_searched_where_asked_for(configured: MakeConfig, local_executor: Any) -> None:
     """Rounds included, which attack no other image: the search reads the same sample of every table."""
     config = configured(sample=12, rounds=1)
     result = search.run(config, executor=local_executor)
@@ -102,7 +100,7 @@ def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configur
     assert 0 < int(tried_N.sum()) == int(tried_N[sample].sum())
 
 
-def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Configured, local_executor: Any) -> None:
+def test_only_the_default_grid_widens_itself_and_says_how_far(configured: MakeConfig, local_executor: Any) -> None:
     content = configured().model_dump(mode="json")
     content["search"] = {"beta": 0.9, "betas": [0.9], "rounds": 0}
     config = parse_config(content)

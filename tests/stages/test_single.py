@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages import attack, evaluate, search
-from tests.helpers.runs import NoRay, Watcher, rows, rows_in
+from tests.helpers.runs import MakeConfig, NoRay, Watcher, rows, rows_in
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "configs" / "autoattack.yaml"
 SMALL = (
@@ -144,7 +143,7 @@ def rob():
 
 
 def test_a_rob_without_gradient_gets_real_margins_by_queries(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
+    tiny: MakeConfig, tmp_path: Path, local_executor: Any
 ) -> None:
     (tmp_path / "zoo.py").write_text(NO_GRADIENT)
     changes = {"rob": f"py:{tmp_path / 'zoo.py'}:rob", "data": {"uri": "digits", "n": 8}, "std": None}

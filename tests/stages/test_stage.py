@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from rich.console import Console
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import print_status, run_status
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.errors import ConfigError, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
@@ -27,7 +25,7 @@ from mixednuts_dist.stages import estimate
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of, stages_of
 from mixednuts_dist.storage.damage import verify
-from tests.helpers.runs import Watcher, tiny_content
+from tests.helpers.runs import MakeConfig, Watcher, tiny_content
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 (FLIP,) = (block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '@STAGES("flip"' in block)
@@ -55,13 +53,13 @@ def flip(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def asking(tiny: Callable[..., RunConfig], flip: Path) -> Callable[..., RunConfig]:
+def asking(tiny: MakeConfig, flip: Path) -> MakeConfig:
     """Tiny configurations that ask for the toy."""
     return lambda **changes: tiny(**{"extensions": [str(flip)], "flip": {}, **changes})
 
 
 def test_user_stage_runs_on_the_pool_and_is_reported(
-    asking: Callable[..., RunConfig], ray_executor: Any, local_executor: Any, capsys: pytest.CaptureFixture[str]
+    asking: MakeConfig, ray_executor: Any, local_executor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = asking()
     assert [stage.name for stage in stages_of(config)] == ["attack", "evaluate", "flip"]
@@ -111,7 +109,7 @@ def test_a_killed_stage_goes_on_from_what_it_has_written(tmp_path: Path) -> None
     assert (folder / "part-00000.parquet").stat().st_mtime_ns == first.st_mtime_ns
 
 
-def test_stage_is_added_to_a_finished_run(asking: Callable[..., RunConfig], local_executor: Any) -> None:
+def test_stage_is_added_to_a_finished_run(asking: MakeConfig, local_executor: Any) -> None:
     without, config = asking(std=None, flip=None), asking(std=None)
     assert without.run_id() == config.run_id()
     watcher = Watcher()
@@ -127,13 +125,13 @@ def test_stage_is_added_to_a_finished_run(asking: Callable[..., RunConfig], loca
         stage_of(without, "flip")
 
 
-def test_a_stage_about_the_mixture_needs_the_search(asking: Callable[..., RunConfig], local_executor: Any) -> None:
+def test_a_stage_about_the_mixture_needs_the_search(asking: MakeConfig, local_executor: Any) -> None:
     config = asking()
     with pytest.raises(MissingArtifact, match="Run: mixednuts search"):
         stage_of(config, "flip").run(config, executor=local_executor)
 
 
-def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any) -> None:
+def test_the_name_decides_nothing(tiny: MakeConfig, tmp_path: Path, local_executor: Any) -> None:
     """The same class under two names leaves the same rows, each in its own folder."""
     (tmp_path / "two.py").write_text(FLIP + '\nSTAGES("certify_2", describes="the same")(Flip)\n')
     config = tiny(std=None, extensions=[str(tmp_path / "two.py")], flip={}, certify_2={})
@@ -144,7 +142,7 @@ def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path
     assert torch.equal(*(row["mirrored_class"] for row in rows))
 
 
-def test_stage_rejects_other_keys_and_names(tiny: Callable[..., RunConfig], tmp_path: Path, flip: Path) -> None:
+def test_stage_rejects_other_keys_and_names(tiny: MakeConfig, tmp_path: Path, flip: Path) -> None:
     with pytest.raises(ConfigError, match=r"flip\.axes: unknown key .*; did you mean 'axis'"):
         tiny(extensions=[str(flip)], flip={"axes": 1})
     with pytest.raises(ConfigError, match=r"flop: unknown key .*; did you mean 'flip'"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
-from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import outages
 from mixednuts_dist.storage.store import Store, concurrently
 from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import MakeConfig
 
 EXPIRED = (400, "ExpiredToken", "the access token has expired .*Renew it and run the same command again")
 SKEWED = (403, "RequestTimeTooSkewed", r"this machine's clock or the server's is wrong .*Here it is 20\d\d-")
@@ -73,7 +72,7 @@ def test_rewritten_token_file_is_read_again(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_run_sends_few_requests_to_a_slow_server(
-    object_store: ObjectStore, fault_proxy: FaultProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
+    object_store: ObjectStore, fault_proxy: FaultProxy, local_executor: DebugExecutor, tiny: MakeConfig,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """A partition takes nine requests; everything else is a fixed number, whatever else lies under the prefix."""
@@ -109,7 +108,7 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
     ids=["token at the start", "token in the attack", "token in the evaluation", "bucket in the attack"],
 )  # fmt: skip
 def test_storage_error_in_mid_run_ends_it_resumably(
-    object_store: ObjectStore, fault_proxy: FaultProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
+    object_store: ObjectStore, fault_proxy: FaultProxy, tmp_path: Path, tiny: MakeConfig,
     refusal: tuple[int, str, str], at: str, written: tuple[int, int],
 ) -> None:  # fmt: skip
     """The server refuses every request from one write on: at the start, in the attack or in the evaluation."""

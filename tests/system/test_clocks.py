@@ -11,11 +11,12 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config.run_config import RunConfig, load_config
+from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.storage.store import Store
 from tests.helpers.drivers import STAGES, Driver, comparable, rows
 from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import MakeConfig
 
 pytestmark = pytest.mark.alone
 
@@ -45,7 +46,7 @@ def driver(tmp_path: Path, object_store: ObjectStore) -> Callable[[Path, float],
 
 
 def test_two_drivers_whose_clocks_differ_end_in_the_rows_of_one(
-    object_store: ObjectStore, driver: Callable[[Path, float], Driver], tiny: Callable[..., RunConfig], tmp_path: Path
+    object_store: ObjectStore, driver: Callable[[Path, float], Driver], tiny: MakeConfig, tmp_path: Path
 ) -> None:
     config, file = tiny(compute={"executor": "debug"}, partition_size=2), tmp_path / "clocks.yaml"
     storage = object_store.uri("clocks")
