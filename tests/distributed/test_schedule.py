@@ -24,10 +24,12 @@ def drain(queue: WorkQueue, n_workers: int, seed: int = 0) -> list[Partition]:
 
 
 @pytest.mark.parametrize("n_workers", [1, 3, 64])
-@pytest.mark.parametrize(("n_images", "size"), [(1, 5), (1000, 100), (1000, 7), (53, 53)])
-def test_each_partition_goes_out_once(n_workers: int, n_images: int, size: int) -> None:
+@pytest.mark.parametrize(("n_images", "size"), [(1, 1), (1, 5), (9, 3), (1000, 100), (1000, 7), (53, 53)])
+def test_each_partition_and_image_goes_out_once(n_workers: int, n_images: int, size: int) -> None:
     partitions = split_images(n_images, size)
     assert Counter(drain(WorkQueue(partitions), n_workers)) == Counter(partitions)
+    assert [part.index for part in partitions] == list(range(-(-n_images // size)))
+    assert [i for part in partitions for i in range(part.start, part.stop)] == list(range(n_images))
 
 
 @pytest.mark.parametrize(("n_images", "n_partitions"), [(1, 1), (60, 4), (512, 32), (513, 17), (5000, 157)])

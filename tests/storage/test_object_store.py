@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,6 @@ from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import Finished
 from tests.helpers.stored_rows import columns, content_of, summary
-
-
-@pytest.fixture
-def fresh_connections() -> Iterator[None]:
-    """fsspec keeps one connection a set of options; these tests change the environment that it was made from."""
-    s3fs.S3FileSystem.clear_instance_cache()
-    yield
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
@@ -151,18 +142,11 @@ def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
         ({"AWS_PROFILE": "nobodys"}, "bucket", "no usable credentials .*nobodys"),
     ],
 )
-@pytest.mark.usefixtures("fresh_connections")
 def test_what_waiting_cannot_help_is_told_at_once(
-    object_store: ObjectStore,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, str | None],
-    bucket: str,
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None], bucket: str,
     message: str,
-) -> None:
-    def waits(_: float) -> None:
-        raise AssertionError("it waits")
-
-    monkeypatch.setattr(outages.time, "sleep", waits)
+) -> None:  # fmt: skip
+    monkeypatch.setattr(outages.time, "sleep", lambda _: pytest.fail("it waits"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     for name, value in changes.items():

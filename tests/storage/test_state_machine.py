@@ -98,7 +98,8 @@ class Run(RuleBasedStateMachine):
             assert all(torch.equal(rows[name], values) for name, values in columns(part).items())
 
 
-def run_machine(n_examples: int, n_steps: int) -> None:
+@pytest.mark.parametrize(("n_examples", "n_steps"), [(5, 12), pytest.param(40, 25, marks=pytest.mark.slow)])
+def test_drivers_in_any_order_lose_nothing(n_examples: int, n_steps: int) -> None:
     run_state_machine_as_test(
         Run,
         settings=settings(
@@ -106,12 +107,3 @@ def run_machine(n_examples: int, n_steps: int) -> None:
             suppress_health_check=list(HealthCheck), derandomize=True, database=None,
         ),
     )  # fmt: skip
-
-
-def test_drivers_in_any_order_lose_nothing() -> None:
-    run_machine(5, 12)
-
-
-@pytest.mark.slow
-def test_drivers_in_any_order_lose_nothing_in_1000_steps() -> None:
-    run_machine(40, 25)

@@ -129,10 +129,3 @@ def test_rows_of_something_else_are_refused(
     with pytest.raises(ContentHashMismatch, match=told):
         read_columns(store, "attack", parts[:1], content_hash, [column])
     assert store.read(path) == content
-
-
-@pytest.mark.parametrize(("n_images", "size", "count"), [(1, 1, 1), (10, 3, 4), (9, 3, 3), (5, 100, 1)])
-def test_every_image_is_in_exactly_one_partition(n_images: int, size: int, count: int) -> None:
-    partitions = split_images(n_images, size)
-    assert [i for part in partitions for i in range(part.start, part.stop)] == list(range(n_images))
-    assert [part.index for part in partitions] == list(range(count))
