@@ -1,11 +1,11 @@
 """A bad machine never costs the run: the pool over workers that are threads, some of which fail as bad machines do."""
 
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,10 @@ from mixednuts_dist.distributed.worker_spec import Place
 from mixednuts_dist.errors import BaseClassifierError, ClusterError, MixedNutsError, PartitionFailed, StoreError
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import PartitionSummary
+from tests.helpers.stored_rows import summary
 from tests.helpers.worker_specs import unchecked_spec
 
 Act = Callable[[Partition], None]
-
-
-def summary(partition: Partition, seconds: float) -> PartitionSummary:
-    return PartitionSummary(
-        stage="attack", partition=partition.index, start=partition.start, stop=partition.stop, clean_correct=1,
-        robust=1, seconds=seconds, n_forward=10, n_backward=5, node="n",
-    )  # fmt: skip
 
 
 class Machine:
@@ -38,25 +32,13 @@ class Machine:
 
     def __init__(self, place: Place, act: Act, ready: Callable[[], None] = lambda: None) -> None:
         self.place, self.act, self.on_ready, self.ended = place, act, ready, False
-        self.done: list[int] = []
-        self.calls: queue.Queue[tuple[Future[Any], str, tuple[Any, ...]]] = queue.Queue()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self.done, self.thread = list[int](), ThreadPoolExecutor(1)
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        future = Future[Any]()
-        self.calls.put((future, method, arguments))
-        return future
+        return self.thread.submit(getattr(self, method), *arguments)
 
     def end(self) -> None:
         self.ended = True
-
-    def _serve(self) -> None:
-        while True:
-            future, method, arguments = self.calls.get()
-            try:
-                future.set_result(getattr(self, method)(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
 
     def locate(self) -> Place:
         return self.place
@@ -68,7 +50,7 @@ class Machine:
     def process(self, partition: Partition, _task: Task, _ahead: Any) -> PartitionSummary:
         self.act(partition)
         self.done.append(partition.index)
-        return summary(partition, 0.02)
+        return replace(summary(partition), seconds=0.02)
 
 
 class Machines(Executor):
@@ -283,14 +265,17 @@ def test_stage_without_workers_waits_for_start_seconds(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_never_becomes_ready_is_replaced(tmp_path: Path) -> None:
+    ends = threading.Event()
+
     def make(i: int) -> Machine:
         slow = (lambda _: time.sleep(0.1)) if i == 1 else good
-        return Machine(Place(f"node{i}"), slow, threading.Event().wait if i == 2 else (lambda: None))
+        return Machine(Place(f"node{i}"), slow, ends.wait if i == 2 else (lambda: None))
 
     stage = Stage(tmp_path, make, 2, 12, start_seconds=0.3)
     stage.require_complete()
     assert stage.executor.started[1].ended
     assert stage.executor.started[2].done
+    ends.set()
 
 
 def test_ready_workers_are_counted_before_the_first_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

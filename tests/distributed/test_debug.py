@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 import pytest
-import ray
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
@@ -15,17 +14,6 @@ from mixednuts_dist.cli.options import reported
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, MakeConfig, Watcher, rows
-
-
-@pytest.fixture
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has never heard of the suite's Ray; nothing may start one."""
-
-    def start(*_: Any, **__: Any) -> None:
-        raise AssertionError("Ray was started")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", start)
 
 
 def test_run_on_ray_equals_the_debug_run(tiny_run: Finished, tiny: MakeConfig, ray_executor: Any) -> None:
@@ -62,7 +50,7 @@ def usual_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("no_ray", "usual_signals")
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize(("number", "becomes_another_error"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_signal_in_a_partition_leaves_no_file(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool

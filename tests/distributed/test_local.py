@@ -27,22 +27,16 @@ assert "ray" not in sys.modules
 """
 
 
-@pytest.fixture
-def factory(tmp_path: Path) -> Path:
-    path = tmp_path / "touchy.py"
-    path.write_text(FACTORY)
-    return path
-
-
 def children() -> list[psutil.Process]:
     running = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
     return [one for one in running if "local import serve" in " ".join(one.cmdline())]
 
 
-def test_local_run_equals_the_debug_run_without_ray(tiny_run: Finished, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--local", "--set=compute.executor=debug"])
+def test_run_without_ray_equals_the_debug_run(tiny_run: Finished, tmp_path: Path, option: str) -> None:
     config = tiny_file(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, "run", str(config), "--local"], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", RUN, "run", str(config), option], capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -77,9 +71,10 @@ def test_the_processes_take_every_core_once(
     ],
 )
 def test_failing_partition_is_retried_and_named(
-    tiny: MakeConfig, factory: Path, name: str, reason: str, log: str
+    tiny: MakeConfig, tmp_path: Path, name: str, reason: str, log: str
 ) -> None:
-    config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 1})
+    (tmp_path / "touchy.py").write_text(FACTORY)
+    config = tiny(rob=f"py:{tmp_path}/touchy.py:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 1})
     with LocalExecutor() as executor, pytest.raises(PartitionFailed) as failed:
         attack.run(config, executor=executor)
     assert str(failed.value).startswith("partition 5 (images 10-11) failed 2 of 2 tries: ")
