@@ -89,10 +89,8 @@ def test_adversarial_example_that_breaks_an_image_is_named(tiny: MakeConfig, tmp
     results = pipeline.run(weak, executor=DebugExecutor()).to_json()
     robust = evaluated(weak, "robust")["robust"]
     x, y = open_dataset("digits").read(0, N)
-    stronger = autoattack(
-        load_classifier("demo:rob", "rob"), x, y, threat=ThreatModel("Linf", EPS), attacks=["apgd-t"],
-        budget=AttackBudget(n_iter=40), batch_size=N,
-    )  # fmt: skip
+    rob, threat, budget = load_classifier("demo:rob", "rob"), ThreatModel("Linf", EPS), AttackBudget(n_iter=40)
+    stronger = autoattack(rob, x, y, threat=threat, attacks=["apgd-t"], budget=budget, batch_size=N)
     sample_id = int((robust & ~stronger.robust).nonzero()[0])
     example = stronger.x_adv[sample_id]
     assert float((example - x[sample_id]).abs().max()) <= EPS * (1 + 1e-6)

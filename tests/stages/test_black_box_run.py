@@ -12,11 +12,10 @@ from tests.helpers.touchy_classifiers import BLACK_BOXES
 
 @pytest.mark.usefixtures("no_pictures")
 def test_black_box_std_gives_the_same_parameters(tiny: MakeConfig, tmp_path: Path, local_executor: Any) -> None:
-    """The same small run with `std` as a module and as a function that returns classes."""
+    """The run has no refinement rounds, which follow the gradient of `std`."""
     (tmp_path / "answers.py").write_text(BLACK_BOXES)
-    search = {**tiny_content(tmp_path)["search"], "rounds": 0}  # a round follows the gradient of `std`
     module, black_box = (
-        pipeline.run(tiny(name=name, std=uri, search=search), executor=local_executor).to_json()
+        pipeline.run(tiny(name=name, std=uri), executor=local_executor).to_json()
         for name, uri in (("module", "demo:std"), ("box", f"callable:{tmp_path / 'answers.py'}:classes#classes=10"))
     )
     assert black_box["parameters"] == module["parameters"]

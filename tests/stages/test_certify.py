@@ -9,40 +9,35 @@ import torch
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.certification.smoothing import ROB_ALONE
-from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import ConfigError, InvalidInputError
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.runs import Run, reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.runs import certified_content
 from tests.helpers.touchy_classifiers import BLACK_BOXES
 
+Finished = tuple[RunResults, Any, Run]
 
-def certified(folder: Path, **changes: Any) -> tuple[Certify, Run]:
+
+def certified(folder: Path, **changes: Any) -> tuple[Any, Run]:
     """The stage, complete, and its opened run."""
     config = parse_config(certified_content(folder, **changes))
-    stage = certify_of(config)
+    stage = stage_of(config, "certify")
     return stage, stage.run(config, executor=DebugExecutor())
 
 
-def certify_of(config: RunConfig) -> Certify:
-    stage = stage_of(config, "certify")
-    assert isinstance(stage, Certify)
-    return stage
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResults, Certify, Run]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A finished run with its stage; tests leave it as they found it."""
     config = parse_config(certified_content(tmp_path_factory.mktemp("certified")))
     results = pipeline.run(config, executor=DebugExecutor())
-    return results, certify_of(config), reopen_run(config)
+    return results, stage_of(config, "certify"), reopen_run(config)
 
 
-def test_a_run_reports_what_is_certified(finished: tuple[RunResults, Certify, Run]) -> None:
+def test_a_run_reports_what_is_certified(finished: Finished) -> None:
     results, _, opened = finished
     rows = {row.classifier: row for row in results.stages}
     assert list(rows) == [f"{name}, certified at {radius}" for name in ("rob", "mixed") for radius in (0.1, 0.25)]
@@ -72,7 +67,7 @@ def test_a_run_reports_what_is_certified(finished: tuple[RunResults, Certify, Ru
         assert said in page
 
 
-def test_any_alpha_and_radius_is_answered_later(finished: tuple[RunResults, Certify, Run]) -> None:
+def test_any_alpha_and_radius_is_answered_later(finished: Finished) -> None:
     _, stage, opened = finished
     answers = stage.answers(opened)
     counts = [
@@ -104,9 +99,7 @@ def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -
         parse_config(certified_content(tmp_path, certify=keys))
 
 
-def test_a_black_box_std_is_asked_for_nothing_but_its_class(
-    finished: tuple[RunResults, Certify, Run], tmp_path: Path
-) -> None:
+def test_a_black_box_std_is_asked_for_nothing_but_its_class(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "answers.py").write_text(BLACK_BOXES)
     black_box, opened = certified(tmp_path, std=f"callable:{tmp_path / 'answers.py'}:classes#classes=10")
     ours, theirs = black_box.answers(opened), finished[1].answers(finished[2])

@@ -21,32 +21,29 @@ N = 24
 NAMES = ["noise", "contrast"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """24 digits with noise and with less contrast, each at five severities."""
+def corrupted_digits(folder: Path) -> None:
+    """Store 24 digits with noise and with less contrast, each at five severities."""
     pixels = (open_dataset("digits").read(0, N)[0][:, 0] * 255).round().numpy()
     rng = np.random.default_rng(0)
     made = {
         "noise": [pixels + rng.normal(0, 8 * s, pixels.shape) for s in range(1, 6)],
         "contrast": [127 + (pixels - 127) * (1 - 0.17 * s) for s in range(1, 6)],
     }
-    (tmp_path / "digits-c").mkdir()
     for name, copies in made.items():
-        np.save(tmp_path / "digits-c" / f"{name}.npy", np.concatenate(copies).round().clip(0, 255).astype(np.uint8))
-    return tmp_path / "digits-c"
+        np.save(folder / f"{name}.npy", np.concatenate(copies).round().clip(0, 255).astype(np.uint8))
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_example_equals_plain_forward_passes(tiny: MakeConfig, folder: Path, local_executor: Any) -> None:
-    keys = {"folder": str(folder), "names": NAMES}
-    config = tiny(extensions=[str(EXAMPLE)], corruptions=keys)
+def test_the_example_equals_plain_forward_passes(tiny: MakeConfig, tmp_path: Path, local_executor: Any) -> None:
+    corrupted_digits(tmp_path)
+    config = tiny(extensions=[str(EXAMPLE)], corruptions={"folder": str(tmp_path), "names": NAMES})
     results = pipeline.run(config, executor=local_executor)
     opened, stage = open_run(config), stage_of(config, "corruptions")
     rows = stage.rows(opened, NAMES)
     mixed = read_run(opened.store.uri, trust_code=True).classifier()
     y = open_dataset("digits").read(0, N)[1]
     for name in NAMES:
-        images_SNCHW = torch.from_numpy(np.load(folder / f"{name}.npy")).float().div(255).reshape(5, N, 1, 8, 8)
+        images_SNCHW = torch.from_numpy(np.load(tmp_path / f"{name}.npy")).float().div(255).reshape(5, N, 1, 8, 8)
         for severity, x in enumerate(images_SNCHW):
             for place, model in enumerate((mixed.std, mixed.rob, mixed)):
                 assert torch.equal(rows[name][:, severity, place], model(x).argmax(dim=1) == y)

@@ -13,11 +13,11 @@ from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search_result import read_search_result
 from mixednuts_dist.stages.stage import stage_of
-from mixednuts_dist.storage.records import SearchResult
 from tests.helpers.runs import rows_in, tiny_content
 
 N_FIRST, N_ALL = 12, 24  # partitions hold 8 images
 ROUNDS = {"rounds": 1, "first": N_FIRST}
+Finished = tuple[RunConfig, RunResults]
 
 
 def configured(storage: Path, n: int = N_ALL, **search: Any) -> RunConfig:
@@ -30,12 +30,12 @@ def parts(folder: Path, stage: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> tuple[RunConfig, RunResults]:
+def finished(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Finished:
     config = configured(tmp_path_factory.mktemp("first"), **ROUNDS)
     return config, pipeline.run(config, executor=local_executor)
 
 
-def test_only_the_evaluation_covers_all_images(finished: tuple[RunConfig, RunResults]) -> None:
+def test_only_the_evaluation_covers_all_images(finished: Finished) -> None:
     config, results = finished
     folder = Path(config.storage) / config.place()
     assert parts(folder, "attack") == parts(folder, "search/round-1") == ["part-00000.parquet", "part-00001.parquet"]
@@ -57,7 +57,7 @@ def test_status_counts_the_partitions_of_the_first_images(tmp_path: Path, local_
     assert (attack.partitions_done, attack.partitions) == (2, 2)
 
 
-def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults]) -> None:
+def test_report_separates_seen_from_unseen(finished: Finished) -> None:
     _, results = finished
     totals = {row.classifier: row.clean.total for row in (*results.accuracy, *results.stages)}
     n_unseen = N_ALL - N_FIRST
@@ -70,7 +70,7 @@ def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults
     assert results.survival[-1].correct == mixed.robust.correct
 
 
-def test_warm_start_table_lists_the_images_that_it_broke(finished: tuple[RunConfig, RunResults]) -> None:
+def test_warm_start_table_lists_the_images_that_it_broke(finished: Finished) -> None:
     config, results = finished
     report = Path(config.storage) / config.place() / "report"
     found = list(csv.DictReader((report / "warm_start.csv").read_text().splitlines()))
@@ -80,16 +80,10 @@ def test_warm_start_table_lists_the_images_that_it_broke(finished: tuple[RunConf
     assert {int(row["sample_id"]) for row in found} <= set(range(16)), "the attack stage took two partitions of 8"
 
 
-def searched_as(config: RunConfig) -> SearchResult:
-    return read_search_result(reopen_run(config))
-
-
-def test_search_equals_that_of_a_run_on_those_images_alone(
-    finished: tuple[RunConfig, RunResults], tmp_path: Path, local_executor: Any
-) -> None:
+def test_search_equals_that_of_a_run_on_those_images(finished: Finished, tmp_path: Path, local_executor: Any) -> None:
     config = configured(tmp_path, n=N_FIRST, rounds=1)
     pipeline.run(config, executor=local_executor)
-    mine, theirs = searched_as(finished[0]), searched_as(config)
+    mine, theirs = (read_search_result(reopen_run(each)) for each in (finished[0], config))
     assert mine.entries == theirs.entries
     assert [done.kept for done in mine.rounds] == [done.kept for done in theirs.rounds]
 

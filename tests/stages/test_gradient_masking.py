@@ -23,16 +23,8 @@ class ByHand(torch.nn.Module):
     def forward(self, x):
         return x + (Round()(x) - x).detach()
 
-class Rounded(torch.nn.Module):
-    def __init__(self, role, first):
-        super().__init__()
-        self.first, self.net = first, load_classifier(f"demo:{role}", role)
-
-    def forward(self, x):
-        return self.net(self.first(x))
-
 def factory(role, first, last=lambda net: net):
-    return lambda: last(Rounded(role, first()).eval())
+    return lambda: last(torch.nn.Sequential(first(), load_classifier(f"demo:{role}", role)).eval())
 
 std = factory("std", Round)
 std_through, rob_through = (factory(role, Round, straight_through) for role in ("std", "rob"))

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,17 +25,6 @@ ALLOWED = {"apgd-dlr": 3 * SPREAD, "square": 1}
 SEEDS = range(24, 32)
 
 
-def content(folder: Path, **changes: Any) -> dict[str, Any]:
-    """One classifier on a few digits."""
-    return {
-        "name": "alone", "data": {"uri": "digits", "n": N}, "rob": "demo:rob", "seed": SEED,
-        "threat": {"norm": "Linf", "eps": EPS},
-        "precision": "fp32", "partition_size": 20, "storage": str(folder),
-        "evaluate": {"attacks": ATTACKS, "n_iter": 20, "n_queries": 200},
-        "compute": {"batch_size": 64}, "individual": True, **changes,
-    }  # fmt: skip
-
-
 def theirs(attacks: list[str], seed: int) -> dict[str, int]:
     """Return the package's counts under the same budgets."""
     model, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, N)
@@ -51,7 +39,13 @@ def theirs(attacks: list[str], seed: int) -> dict[str, int]:
 
 
 def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
-    results = pipeline.run(parse_config(content(tmp_path)), executor=DebugExecutor())
+    content = {
+        "name": "alone", "data": {"uri": "digits", "n": N}, "rob": "demo:rob", "seed": SEED,
+        "threat": {"norm": "Linf", "eps": EPS}, "precision": "fp32", "partition_size": 20, "storage": str(tmp_path),
+        "evaluate": {"attacks": ATTACKS, "n_iter": 20, "n_queries": 200},
+        "compute": {"batch_size": 64}, "individual": True,
+    }  # fmt: skip
+    results = pipeline.run(parse_config(content), executor=DebugExecutor())
     (table,) = results.tables.values()
     assert [row[0] for row in table.rows] == [*ATTACKS, "all of them"]
     (folder,) = tmp_path.glob("*/runs/alone-*")
@@ -71,12 +65,7 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attack", ["apgd-ce", "apgd-dlr"])
 def test_counts_over_several_seeds_equal_the_packages(attack: str) -> None:
     model, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, N)
-    options = {
-        "threat": ThreatModel("Linf", EPS),
-        "attacks": (attack,),
-        "budget": AttackBudget(20),
-        "precision": "fp32",
-    }
+    options = {"threat": ThreatModel("Linf", EPS), "attacks": [attack], "budget": AttackBudget(20), "precision": "fp32"}
     ours = sum(int(autoattack(model, x, y, seed=seed, **options).robust.sum()) for seed in SEEDS)
     package = sum(theirs([attack], seed)[attack] for seed in SEEDS)
     assert abs(ours - package) <= 3 * SPREAD * len(SEEDS) ** 0.5, (ours, package)

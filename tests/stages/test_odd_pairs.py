@@ -1,6 +1,5 @@
 """Odd pairs: the same classifier twice, constant logits, one class, active dropout, 1,000 classes, equal images."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,12 @@ class Constant(nn.Module):
 
 constant, one_class = (lambda: Constant(10)), (lambda: Constant(1))
 
-class Dropping(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = demo_rob()
-
+class Dropout(nn.Module):
     def forward(self, x):
-        return self.net(nn.functional.dropout(x, 0.5, training=True))
+        return nn.functional.dropout(x, 0.5, training=True)
+
+def dropping():
+    return nn.Sequential(Dropout(), demo_rob())
 
 def linear(seed):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
@@ -51,12 +49,10 @@ wide_std, wide_rob = (lambda: linear(1)), (lambda: linear(2))
 """
 
 
-@pytest.fixture
-def odd(tmp_path: Path) -> Callable[[str], str]:
-    """The URI of one of them."""
-    file = tmp_path / "odd.py"
-    file.write_text(FACTORIES)
-    return lambda name: f"py:{file}:{name}"
+def odd(folder: Path, name: str) -> str:
+    """Return the URI of one of these factories."""
+    (folder / "odd.py").write_text(FACTORIES)
+    return f"py:{folder / 'odd.py'}:{name}"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +60,11 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
     [
         ("constant", "constant|gradient"),
         ("one_class", "class"),
-        ("Dropping", r"Average over its draws with evaluate\.eot=20"),
+        ("dropping", r"Average over its draws with evaluate\.eot=20"),
     ],
 )
-def test_unusable_rob_raises_in_one_line(tiny: MakeConfig, odd: Callable[[str], str], name: str, told: str) -> None:
-    config = tiny(rob=odd(name))
+def test_unusable_rob_raises_in_one_line(tiny: MakeConfig, tmp_path: Path, name: str, told: str) -> None:
+    config = tiny(rob=odd(tmp_path, name))
     with pytest.raises(BaseClassifierError, match=told) as refused:
         open_run(config)
     assert "\n" not in str(refused.value)
@@ -81,8 +77,8 @@ def results(config: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("std", ["demo:rob", "constant"])
-def test_equal_or_constant_std_keeps_robust_images(tiny: MakeConfig, odd: Callable[[str], str], std: str) -> None:
-    found = results(tiny(std=std if ":" in std else odd(std), data={"uri": "digits", "n": 8}))["accuracy"]
+def test_equal_or_constant_std_keeps_robust_images(tiny: MakeConfig, tmp_path: Path, std: str) -> None:
+    found = results(tiny(std=std if ":" in std else odd(tmp_path, std), data={"uri": "digits", "n": 8}))["accuracy"]
     assert found["mixed"]["clean"] == found["rob"]["clean"]
     assert found["mixed"]["robust"]["correct"] >= found["rob"]["robust"]["correct"] > 0
     if std == "constant":
@@ -90,13 +86,13 @@ def test_equal_or_constant_std_keeps_robust_images(tiny: MakeConfig, odd: Callab
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_1000_classes_and_equal_images(tiny: MakeConfig, odd: Callable[[str], str], tmp_path: Path) -> None:
+def test_1000_classes_and_equal_images(tiny: MakeConfig, tmp_path: Path) -> None:
     """Two images four times each, labeled with the classes that `rob` predicts."""
     images = open_dataset("digits").read(0, 2)[0].repeat(4, 1, 1, 1)
-    std, rob = (load_classifier(odd(name), "rob")(images).argmax(dim=1) for name in ("wide_std", "wide_rob"))
+    std, rob = (load_classifier(odd(tmp_path, name), "rob")(images).argmax(dim=1) for name in ("wide_std", "wide_rob"))
     np.savez(tmp_path / "equal.npz", images=images.numpy(), labels=rob.numpy())
     data, threat = {"uri": f"npz:{tmp_path / 'equal.npz'}"}, {"eps": 0.002}
-    config = tiny(std=odd("wide_std"), rob=odd("wide_rob"), data=data, threat=threat)
+    config = tiny(std=odd(tmp_path, "wide_std"), rob=odd(tmp_path, "wide_rob"), data=data, threat=threat)
     found = results(config)["accuracy"]
     assert found["rob"]["clean"]["correct"] == 8
     assert found["std"]["clean"]["correct"] == int((std == rob).sum())

@@ -69,9 +69,7 @@ def test_published_parameters_equal_robustbench() -> None:
         assert config.search.surrogate_beta == pytest.approx(plain / 100)
         assert published.surrogate_alpha == pytest.approx(entry["none"][plain]["alpha"], abs=1e-7)
         chosen = entry["gelu"][100 * config.search.beta]
-        assert (published.scale, published.power, published.bias) == pytest.approx(
-            (chosen["s"], chosen["p"], chosen["c"])
-        )
+        assert [published.scale, published.power, published.bias] == pytest.approx([chosen[key] for key in "spc"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -113,15 +111,14 @@ def small_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_zoo")
-@pytest.mark.parametrize("name", ["cifar100"])
-def test_mixed_classifier_equals_bai2024mixednuts(name: str) -> None:
+def test_mixed_classifier_equals_bai2024mixednuts() -> None:
     with quietly(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         theirs = import_robustbench("robustbench.model_zoo").model_dicts
-        benchmark = next(key for key in theirs if key.value == name)
+        benchmark = next(key for key in theirs if key.value == "cifar100")
         mixture = next(iter(theirs[benchmark].values()))["Bai2024MixedNUTS"]["model"]().eval()
         x = torch.rand(12, 3, 32, 32)
-    ours = MixedClassifier.from_mixture(mixture.std_model, mixture.rob_model, Choice.published(name).mixture())
+    ours = MixedClassifier.from_mixture(mixture.std_model, mixture.rob_model, Choice.published("cifar100").mixture())
     with torch.no_grad(), quietly():
         expected, surrogate, _ = mixture(x, return_all=True)
         std_classes, rob_classes = mixture.std_model(x).argmax(dim=1), mixture.rob_model(x).argmax(dim=1)
@@ -134,39 +131,29 @@ def test_mixed_classifier_equals_bai2024mixednuts(name: str) -> None:
     assert bool((std_classes != rob_classes).any()), "the two base classifiers never disagree: nothing was mixed"
 
 
-SMALL_ROBUST = {"cifar10": "Sehwag2021Proxy_R18", "cifar100": "Addepalli2022Efficient_RN18"}
-
-
 @pytest.mark.usefixtures("small_zoo")
-@pytest.mark.parametrize("name", ["cifar10"])
-def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robustbench_zoo, "_ROBUST_PARTS", SMALL_ROBUST)
-    uri = f"robustbench:Bai2024MixedNUTS?dataset={name}"
+def test_the_published_mixture_loads_as_a_mixed_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robustbench_zoo, "_ROBUST_PARTS", {"cifar10": "Sehwag2021Proxy_R18"})
+    uri = "robustbench:Bai2024MixedNUTS?dataset=cifar10"
     mixed = load_classifier(f"{uri}&weights=none&seed=5", "rob")
     std = load_classifier(f"{uri}&part=std&weights=none&seed=5", "std")
-    rob = load_classifier(f"robustbench:{SMALL_ROBUST[name]}?dataset={name}&weights=none", "rob")
+    rob = load_classifier("robustbench:Sehwag2021Proxy_R18?dataset=cifar10&weights=none", "rob")
     assert isinstance(mixed, MixedClassifier)
     x = torch.rand(4, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(mixed.std(x), std(x))
     assert type(mixed.rob) is type(rob)
-    published = Choice.published(name)
-    assert (mixed.alpha, mixed.mixture.surrogate_alpha) == (published.alpha, published.surrogate_alpha)
-    assert (mixed.transform.scale, mixed.transform.power, mixed.transform.bias) == (
-        published.scale,
-        published.power,
-        published.bias,
-    )
+    ours, published = mixed.mixture, Choice.published("cifar10").mixture()
+    assert ours.settings() == published.settings()
+    assert (ours.alpha, ours.surrogate_alpha) == (published.alpha, published.surrogate_alpha)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_missing_input_names_both_weights_of_a_mixture(name: str, tmp_path: Path) -> None:
     config = config_of(f"published-{name}")
     missing = list(ClassifierSource(f"{config.rob}&model_dir={tmp_path}").missing("rob"))
-    assert [Path(item.path).name for item in missing] == [
-        "Bai2024MixedNUTS.pt_m0.pt",
-        f"{robustbench_zoo._ROBUST_PARTS[name]}.pt",
-    ]
+    rob = robustbench_zoo._ROBUST_PARTS[name]
+    assert [Path(item.path).name for item in missing] == ["Bai2024MixedNUTS.pt_m0.pt", f"{rob}.pt"]
     assert config.std is None
     assert config.threat.eps == config_of(name).threat.eps
     assert config.data == config_of(name).data

@@ -105,26 +105,21 @@ def test_the_partitioning_and_the_workers_do_not_move_a_row(
 
 def test_another_beta_shares_the_attack(copied_run, local_executor: Any) -> None:
     config, folder, _ = copied_run
-    other = config.model_copy(update={"search": config.search.model_copy(update={"beta": 0.5})})
+    other = config.with_changes(search=config.search.with_changes(beta=0.5))
     assert other.run_id() != config.run_id()
     before = {path: path.stat().st_mtime_ns for path in rows_in(folder, "attack").iterdir()}
     result = search.run(other, executor=local_executor)
     assert result.deployed().beta == 0.5
     assert {path: path.stat().st_mtime_ns for path in rows_in(folder, "attack").iterdir()} == before
-    assert {path.name for path in (Path(other.storage) / other.place()).iterdir()} == {
-        "run.yaml",
-        "search",
-        "seconds.json",
-    }
+    names = {path.name for path in (Path(other.storage) / other.place()).iterdir()}
+    assert names == {"run.yaml", "search", "seconds.json"}
 
 
 def test_status_reads_the_storage_alone(tiny_run) -> None:
     config, _, content = tiny_run
     status = run_status(config)
-    assert [(stage.stage, stage.partitions_done, stage.partitions) for stage in status.stages] == [
-        ("attack", 3, 3),
-        ("evaluate", 3, 3),
-    ]
+    done = {stage.stage: (stage.partitions_done, stage.partitions) for stage in status.stages}
+    assert done == {"attack": (3, 3), "evaluate": (3, 3)}
     assert status.stages[1].robust == content["accuracy"]["mixed"]["robust"]["correct"]
     assert status.searched
     assert status.failed == ()
@@ -135,11 +130,8 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: MakeConfig) -> None:
     assert not run_status(config).started
     with pytest.raises(MissingArtifact, match=r"0 of 3 partitions .*missing: 0, 1, 2\. Run: mixednuts attack"):
         search.run(config, executor=NoRay())
-    begun = run_status(config)
-    assert [(stage.stage, stage.partitions_done, stage.partitions) for stage in begun.stages] == [
-        ("attack", 0, 3),
-        ("evaluate", 0, 3),
-    ]
+    done = {stage.stage: (stage.partitions_done, stage.partitions) for stage in run_status(config).stages}
+    assert done == {"attack": (0, 3), "evaluate": (0, 3)}
     with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
         evaluate.run(config, executor=NoRay())
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from tests.helpers.runs import rows_in
+from tests.helpers.runs import rows_of
 
 NOISY = """
 import torch
@@ -46,8 +46,7 @@ def test_a_lost_partition_of_a_random_run_comes_back(tmp_path: Path) -> None:
     results = pipeline.run(config, executor=DebugExecutor())
     assert 0 < results.accuracy[0].robust.correct < 12
     assert not any("not to be trusted" in note for note in results.notes)
-    (folder,) = (tmp_path / "runs").glob("*/runs/random-*")
-    lost = rows_in(folder, "evaluate") / "part-00001.parquet"
+    lost = rows_of(config, "evaluate") / "part-00001.parquet"
     before = pq.read_table(lost)
     lost.unlink()
     pipeline.run(config, executor=DebugExecutor())
@@ -58,10 +57,8 @@ def test_a_lost_partition_of_a_random_run_comes_back(tmp_path: Path) -> None:
 def test_run_takes_a_random_rob(tmp_path: Path) -> None:
     search = {"beta": 0.5, "betas": [0.5], "scales": [1.0, 5.0], "powers": [1.0], "biases": [0.0], "rounds": 1}
     evaluate = {"attacks": ["apgd-ce"], "n_iter": 3, "eot": 3, "joint_starts": 0}
-    given = content(
-        tmp_path, std="demo:std", attack={"n_iter": 3, "n_target_classes": 1}, search=search, evaluate=evaluate
-    )
-    config = parse_config(given)
+    attack = {"n_iter": 3, "n_target_classes": 1}
+    config = parse_config(content(tmp_path, std="demo:std", attack=attack, search=search, evaluate=evaluate))
     results = pipeline.run(config, executor=DebugExecutor())
     robust = results.row("mixed").robust.correct
     assert robust > 0

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist import pipeline
@@ -22,12 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.real]
 
 def test_mmaa_is_as_strong_as_apgd_on_real_cifar() -> None:
     rob = load_classifier(f"py:{ZOO}:rob_c10_resnet4b", "rob")
-    x, y = open_dataset(CIFAR10).read(200, 224)
-
-    def normed(images: torch.Tensor) -> torch.Tensor:
-        return layer_norm_logits(rob(images))
-
-    ours = minimum_margin_attack(normed, x, y, threat=ThreatModel("Linf", EPS), batch_size=24)
+    (x, y), threat = open_dataset(CIFAR10).read(200, 224), ThreatModel("Linf", EPS)
+    ours = minimum_margin_attack(lambda x: layer_norm_logits(rob(x)), x, y, threat=threat, batch_size=24)
     published = AutoAttack(
         rob, norm="Linf", eps=EPS, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0, device="cpu"
     )
@@ -38,12 +33,8 @@ def test_mmaa_is_as_strong_as_apgd_on_real_cifar() -> None:
 
 
 def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: MakeConfig, local_executor: Any) -> None:
-    config = tiny(
-        data={"uri": CIFAR10, "n": 12},
-        std=f"py:{ZOO}:std_c10_resnet56",
-        rob=f"py:{ZOO}:rob_c10_resnet4b",
-        threat={"eps": "2/255"},
-    )
+    std_uri, rob_uri = f"py:{ZOO}:std_c10_resnet56", f"py:{ZOO}:rob_c10_resnet4b"
+    config = tiny(data={"uri": CIFAR10, "n": 12}, std=std_uri, rob=rob_uri, threat={"eps": "2/255"})
     results = pipeline.run(config, executor=local_executor).to_json()
     rob, std, mixed = (results["accuracy"][name] for name in ("rob", "std", "mixed"))
     assert results["n_images"] == 12

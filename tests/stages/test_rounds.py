@@ -55,12 +55,6 @@ def test_last_choice_keeps_beta_under_attack(searched: Searched) -> None:
     assert last.kept[0] >= kept_images(0.9, last.of)
 
 
-@pytest.fixture
-def no_new_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds without an attack: they only measure `std` at the attack stage's examples."""
-    monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
-
-
 @pytest.mark.parametrize("deployed", [0.8, 0.99])
 def test_returning_choice_is_not_attacked_again(
     deployed: float, searched: Searched, local_executor: Any, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +65,9 @@ def test_returning_choice_is_not_attacked_again(
         return n_robust + 1 if beta == 0.99 else wanted_images(beta, n_robust)
 
     monkeypatch.setattr("mixednuts_dist.stages.rounds.wanted_images", wanted)
-    found = search.run(targeted(searched[0], beta=deployed, measure=[0.99], rounds=6), executor=local_executor)
+    config = searched[0]
+    target = config.search.with_changes(beta=deployed, measure=(0.99,), rounds=6)
+    found = search.run(config.with_changes(search=target), executor=local_executor)
     mixtures = [str(entry.mixture()) for done in found.rounds for entry in done.attacked if entry.beta == 0.99]
     assert 1 <= len(set(mixtures)) == len(mixtures) < 6
 
@@ -125,13 +121,6 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(searched: Searche
     assert [stage.stage for stage in run_status(config).stages] == ["attack", "evaluate"]
 
 
-def targeted(config: RunConfig, **target: Any) -> RunConfig:
-    """The same run with one round and another target; it reuses the attack."""
-    content = config.model_dump(mode="json")
-    del content["search"]["beta"]
-    return parse_config({**content, "search": {**content["search"], "rounds": 1, **target}})
-
-
 def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Watcher) -> None:
     """All stages but the report."""
     attack.run(config, executor=executor, progress=progress)
@@ -141,8 +130,11 @@ def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Watcher) ->
         evaluate.run(config, executor=executor, progress=progress)
 
 
-@pytest.mark.usefixtures("no_new_examples")
-def test_low_evaluation_starts_one_more_round(tmp_path: Path, local_executor: Any) -> None:
+def test_low_evaluation_starts_one_more_round(
+    tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds without an attack only measure `std` at the attack stage's examples."""
+    monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
     content = tiny_content(
         tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES},
         evaluate={"n_iter": 20, "n_target_classes": 4, "n_queries": 20},

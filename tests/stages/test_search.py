@@ -40,10 +40,8 @@ def configured(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) ->
 
 
 def candidates(config: RunConfig) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(
-        Path(config.storage) / config.place() / "search" / "candidates.parquet"
-    ).to_pylist()
-    return rows
+    file = Path(config.storage) / config.place() / "search" / "candidates.parquet"
+    return list(pq.read_table(file).to_pylist())
 
 
 def assert_best(result: SearchResult, rows: list[dict[str, Any]]) -> None:

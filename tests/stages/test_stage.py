@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -25,7 +24,7 @@ from mixednuts_dist.stages import estimate
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of, stages_of
 from mixednuts_dist.storage.damage import verify
-from tests.helpers.runs import MakeConfig, Watcher, tiny_content
+from tests.helpers.runs import MakeConfig, Watcher, tiny_file
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 (FLIP,) = (block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '@STAGES("flip"' in block)
@@ -91,8 +90,7 @@ def test_user_stage_runs_on_the_pool_and_is_reported(
 def test_a_killed_stage_goes_on_from_what_it_has_written(tmp_path: Path) -> None:
     """The process is killed outright in the middle of the second of three partitions."""
     (tmp_path / "flip.py").write_text(FLIP + DIES)
-    content = tiny_content(tmp_path / "runs", std=None, extensions=["flip.py"], flip={"axis": -2})
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
+    tiny_file(tmp_path, std=None, extensions=["flip.py"], flip={"axis": -2})
     (tmp_path / "die").write_text("")
     options = ["--only=flip", "--set=compute.executor=debug"]
     command = [sys.executable, "-m", "mixednuts_dist", "run", "tiny.yaml", *options]
@@ -153,9 +151,7 @@ def test_stage_rejects_other_keys_and_names(tiny: MakeConfig, tmp_path: Path, fl
 
 
 def test_the_command_the_list_and_the_schema_know_it(tmp_path: Path, flip: Path) -> None:
-    content = tiny_content(tmp_path / "runs", extensions=[str(flip)], flip={})
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
-    config = str(tmp_path / "tiny.yaml")
+    config = str(tiny_file(tmp_path, extensions=[str(flip)], flip={}))
     refused = CliRunner().invoke(main, ["run", config, "--only", "flop"]).output
     assert "stage 'flop' is not known; did you mean 'flip'?" in refused
     names = CliRunner().invoke(main, ["schema", "--names", config]).output

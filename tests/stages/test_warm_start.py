@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,12 +13,6 @@ from tests.helpers.small_nets import images, small_net
 SHAPE = (3, 16, 16)
 N = 24
 NETWORK = small_net(10, SHAPE, seed=0, sharpness=3)
-
-
-@pytest.fixture(scope="module")
-def clean() -> tuple[Tensor, Tensor]:
-    x = (images(N, SHAPE) * 255).round() / 255
-    return x, NETWORK(x).argmax(dim=1)
 
 
 class Worker:
@@ -39,8 +32,9 @@ class Worker:
         return logits
 
 
-def test_hardest_examples_have_the_smallest_margin(clean) -> None:
-    x, y = clean
+def test_hardest_examples_have_the_smallest_margin() -> None:
+    x = (images(N, SHAPE) * 255).round() / 255
+    y = NETWORK(x).argmax(dim=1)
     noise = [(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(i))).clamp(0, 1) for i in range(3)]
     some = torch.arange(N) % 4 == 1
     examples = [noise[0], *(torch.where(some[:, None, None, None], each, x) for each in noise[1:])]
