@@ -18,11 +18,9 @@ from mixednuts_dist.acceleration.batch_shape import (
     largest_rows,
     shape_of,
 )
-from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.arrays import load_digits_split
 from tests.helpers.small_nets import images, small_net
@@ -72,12 +70,14 @@ class DiffersBelow(nn.Module):
     ("differs_below", "n", "passed"), [(0, 1, 4), (0, 9, 12), (16, 3, 16), (16, 40, 40), (48, 41, 48), (61, 50, 64)]
 )
 def test_smaller_shape_needs_the_same_bits(differs_below: int, n: int, passed: int) -> None:
+    """A fixed shape is never made smaller."""
     model, x = DiffersBelow(differs_below), images(64, (1, 4, 4))
     sizes = PassSizes(BatchShape(64), lambda images: (model(images),))
     assert torch.equal(in_one_shape(model, x[:n], sizes), in_one_shape(model, x, sizes)[:n])
     model.sizes.clear()
     in_one_shape(model, x[:n], sizes)
-    assert model.sizes == [passed]
+    in_one_shape(model, x[:n], PassSizes(BatchShape(64, fixed=True), lambda images: (model(images),)))
+    assert model.sizes == [passed, 64]
 
 
 @pytest.mark.parametrize("row", [0, 20, 39])
@@ -95,12 +95,6 @@ def test_smaller_shape_needs_equal_bits_in_every_row(row: int) -> None:
     seen.clear()
     in_one_shape(model, x[:40], sizes)
     assert 40 not in seen
-
-
-def test_a_fixed_shape_tries_no_other() -> None:
-    model, x = DiffersBelow(0), images(3, (1, 4, 4))
-    in_one_shape(model, x, PassSizes(BatchShape(64, fixed=True), lambda images: (model(images),)))
-    assert model.sizes == [64]
 
 
 @pytest.mark.parametrize("room", [1, 3, 10, 40, 100, 10_000])
@@ -169,30 +163,13 @@ def test_small_networks_get_more_rows_on_a_cpu() -> None:
     assert shape_of(None, large, x).rows == shape_of(None, large.forward, x).rows == 64
 
 
-def same_bits_of_an_attack() -> None:
-    """One shape, three orders and partitions of the same images: the same bits. Run under several kernels."""
-    torch.set_num_threads(1)
-    x, y = (values[:30] for values in load_digits_split("test"))
-    model = load_classifier("demo:rob", "rob")
-
-    def margins(order: list[int]) -> dict[int, Tensor]:
-        found = minimum_margin_attack(
-            model, x[order], y[order], threat=ThreatModel("Linf", 0.15), n_iter=8, n_target_classes=2,
-            sample_ids=order, batch_size=16, precision="fp32",
-        )  # fmt: skip
-        return dict(zip(order, found.x_adv, strict=True))
-
-    whole = margins([*range(30)])
-    parts = margins([29, 3, 11]) | margins([*range(28, 11, -1)]) | margins([10, 9, 8, 7, 6, 5, 4, 2, 1, 0])
-    differing = [i for i in range(30) if not torch.equal(whole[i], parts[i])]
-    assert not differing, f"images {differing} have other bits"
-    print("same bits")
-
-
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_attack_bits_ignore_order_under_other_kernels(kernels: str) -> None:
+def test_bits_ignore_order_and_batch_under_other_kernels(kernels: str) -> None:
     """The nearest thing to another CPU that one machine can give."""
-    code = "from tests.acceleration.test_batch_shape import same_bits_of_an_attack as run; run()"
+    laws = ["tests/acceleration/test_batch_shape.py", "tests/attacks/test_laws.py"]
+    chosen = ["-k", "image_bits or same_bits and Linf and apgd"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *laws, *chosen]
     environment = {**os.environ, **KERNELS[kernels]}
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert shown.stdout.strip() == "same bits", shown.stderr
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert shown.returncode == 0, shown.stdout
+    assert "passed" in shown.stdout

@@ -20,17 +20,10 @@ from tests.helpers import reference
 def test_log_margins_equal_50_digits(n_classes: int, sharpness: float) -> None:
     logits = torch.randn(6, n_classes, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * sharpness
     labels, rivals = torch.arange(6) % n_classes, (torch.arange(6) + 1) % n_classes
-    found = zip(
-        logits.tolist(),
-        labels.tolist(),
-        rivals.tolist(),
-        log_one_minus_signed_margin(logits, labels).tolist(),
-        log_one_minus_top2_margin(logits).tolist(),
-        log_one_minus_lead(logits, labels, rivals).tolist(),
-        strict=True,
-    )
-    for values, label, rival, signed, top2, gap in found:
-        row = [reference.mpmath.mpf(value) for value in values]
+    margins = log_one_minus_signed_margin(logits, labels), log_one_minus_top2_margin(logits)
+    leads = log_one_minus_lead(logits, labels, rivals)
+    for values, label, rival, signed, top2, gap in zip(logits, labels, rivals, *margins, leads, strict=True):
+        row = [reference.mpmath.mpf(value) for value in values.tolist()]
         assert signed == pytest.approx(float(reference.log_one_minus_margin(row, label)), rel=1e-14)
         assert top2 == pytest.approx(float(reference.log_one_minus_margin(row)), rel=1e-14)
         assert gap == pytest.approx(float(reference.log_one_minus_lead(row, label, rival)), rel=1e-14, abs=1e-16)

@@ -30,10 +30,8 @@ every_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
 def test_rounding_leaves_no_point_outside_small_balls(levels: float) -> None:
     """8-bit images moved by the whole radius in float32, as every attack moves them, and a point that is too far."""
     x = torch.arange(256).div(255).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
-    ball, sign = (
-        ball_of(ThreatModel("Linf", levels / 255)),
-        torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).sign(),
-    )
+    ball = ball_of(ThreatModel("Linf", levels / 255))
+    sign = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).sign()
     for moved in ((x + ball.eps * sign).clamp(0, 1), ball.project(x + sign, x)):
         assert bool(ball.contains(moved, x).all())
     assert not bool(ball.contains((x + 1.001 * ball.eps * sign).clamp(0, 1), x).any())

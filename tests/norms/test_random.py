@@ -1,4 +1,4 @@
-"""Counter-based random numbers: SplitMix64, distributions, and independence of the batch."""
+"""Counter-based random numbers: SplitMix64 and the distributions."""
 
 from collections.abc import Iterator
 
@@ -48,10 +48,3 @@ def test_floats_have_the_moments_of_their_distributions() -> None:
     assert 4 < float(bell.abs().max()) < 9
     neighbors = torch.stack([bell[:-1].flatten(), bell[1:].flatten()])
     assert abs(float(neighbors.corrcoef()[0, 1])) < 0.02
-
-
-def test_numbers_follow_the_key_and_not_the_batch() -> None:
-    keys = torch.tensor([key_number("batch", i) for i in range(40)])
-    for drawn in (uniform, normal):
-        whole = drawn(keys, (1, 5, 7))
-        assert torch.equal(drawn(keys[[3, 20]], (1, 5, 7)), whole[[3, 20]])

@@ -18,26 +18,6 @@ from mixednuts_dist.selection.selection import score_candidates, search_grid
 from tests.helpers.random_logits import GRID, exact, random_rows, with_points
 
 
-def test_repeated_points_change_nothing() -> None:
-    cached = random_rows()
-    points = AttackedPoints(cached.rob_attacked_BK.repeat(2, 1), torch.arange(300) % 150, cached.labels_B.repeat(2))
-    one, other = exact(cached), exact(cached, points)
-    torch.testing.assert_close(one.log_one_minus_cutoffs, other.log_one_minus_cutoffs, rtol=1e-12, atol=0)
-    assert torch.equal(one.objectives.nan_to_num(), other.objectives.nan_to_num())
-    assert torch.equal(one.kept, other.kept)
-
-
-def test_point_on_which_rob_is_wrong_loses_its_image() -> None:
-    cached = random_rows()
-    kept = (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B).nonzero().squeeze(1)
-    broken = cached.rob_attacked_BK[kept[:3]].clone()
-    broken[torch.arange(3), cached.labels_B[kept[:3]]] = -9
-    selection = exact(cached, AttackedPoints(broken, kept[:3], cached.labels_B[kept[:3]]), clamp="linear")
-    assert selection.criterion.n_attacked == len(kept)
-    assert bool(selection.infeasible[0].all())  # beta = 1 is infeasible
-    assert int(selection.kept[2].max()) <= len(kept) - 3
-
-
 def test_stds_own_class_at_a_point_asks_for_less_than_any_class() -> None:
     cached = random_rows()
     points = with_points(cached, 90)

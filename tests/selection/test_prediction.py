@@ -11,21 +11,13 @@ from mixednuts_dist.mixing.mixture import Mixture, mixed_classes, robust_lower_b
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.inputs import CachedLogits
 from mixednuts_dist.selection.prediction import with_predictions
-from mixednuts_dist.selection.selection import Selection, select_parameters_exact
-from tests.helpers.random_logits import random_rows
+from tests.helpers.random_logits import GRID, exact, random_rows
 
-GRID = {"scales": (0.1, 0.6, 2.0), "powers": (1, 2.5), "biases": (-1.2, -0.3, 0.4), "betas": (1, 0.97, 0.9, 0.5)}
 TRANSFORM = LogitTransform(0.7, 2.2, -0.4)
 
 
 def cached(n: int = 200) -> CachedLogits:
     return random_rows(n, seed=1)
-
-
-def exact_selection(inputs: CachedLogits) -> Selection:
-    return select_parameters_exact(
-        inputs.rob_attacked_BK, inputs.labels_B, inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, **GRID
-    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.6, 0.9, 0.999, 1.0])
@@ -41,7 +33,7 @@ def test_closed_form_equals_the_classifier(n_classes: int, alpha: float) -> None
 def test_the_robust_bound_keeps_what_beta_asks_for() -> None:
     inputs = cached()
     n_right = int((inputs.rob_attacked_BK.argmax(1) == inputs.labels_B).sum())
-    selection = exact_selection(inputs)
+    selection = exact(inputs)
     for beta in selection.grid.betas:
         chosen = selection.for_beta(beta)
         bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, chosen.mixture())
@@ -64,9 +56,8 @@ def test_the_robust_bound_holds_for_any_std(alpha: float) -> None:
 
 def test_a_choice_is_given_its_predictions_with_intervals() -> None:
     inputs = cached()
-    chosen = [choice for choice in exact_selection(inputs).chosen if choice]
-    curve = [with_predictions(choice, inputs) for choice in chosen]
-    assert [point.beta for point in curve] == [1, 0.97, 0.9, 0.5]
+    curve = [with_predictions(choice, inputs) for choice in exact(inputs).chosen if choice]
+    assert tuple(point.beta for point in curve) == GRID.betas
     assert [point.kept_predicted for point in curve] == sorted((p.kept_predicted for p in curve), reverse=True)
     for point in curve:
         assert point.clean_correct == point.objective_count
