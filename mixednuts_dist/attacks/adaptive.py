@@ -163,10 +163,13 @@ def _attack_all(
     **options: Any,
 ) -> AttackResult:
     """Check the arguments of a library call, and attack all images; `options` are those of `Scheduler`."""
+    sample_ids = range(len(x_BCHW)) if sample_ids is None else sample_ids
+    if len(sample_ids) != len(x_BCHW):
+        raise InvalidInputError(f"there are {len(sample_ids)} sample_ids for {len(x_BCHW)} images. Pass one per image")
     y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot, cached_BCHW), x_BCHW.detach()
     scheduler = Scheduler(
         model, x_BCHW, threat=threat, attacks=attacks, eot=eot, shape=shape_of(batch_size, model, x_BCHW),
         copies=precision if isinstance(precision, FastCopies) else FastCopies(precision),
         progress=progress or (show_progress if verbose else None), **options,
     )  # fmt: skip
-    return scheduler.run_one(Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW))
+    return scheduler.run_one(Group(x_BCHW, y_B, sample_ids, cached_BCHW))

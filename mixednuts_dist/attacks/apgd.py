@@ -55,7 +55,7 @@ BLOCK = "apgd"  # one block for the runs of all APGD attacks, because none needs
 
 @dataclass
 class ApgdState(SlotState):
-    """APGD's state of each slot. `start` sets what iteration 0 does not."""
+    """APGD's state of each slot. `start` and iteration 0 set all that is read."""
 
     x_adv: Images  # the point from which the next step starts; for a new slot, the run's start
     displacement: Images  # x_adv minus the point from which the last step started
@@ -64,7 +64,7 @@ class ApgdState(SlotState):
     direction_best: Images  # at x_best
     loss_best: Numbers
     loss_prev: Numbers
-    loss_at_check: Numbers
+    loss_at_check: Numbers  # not read at the first review
     reduced: Flags  # whether the last review halved the step
     step_size: Numbers
     n_increases: Counts  # steps since the last review in which the loss rose
@@ -169,8 +169,8 @@ class SparseApgd(Apgd):
 
     A step moves the pixels with the largest gradients, each by the same amount and without momentum. How many depends
     on the number of pixels that the best point so far moved. A run from a random start maximizes the loss in a ball of
-    3 radii, then of 2, then of 1. It enters each smaller ball at the projection of its best point. Only points in the
-    last ball count as results.
+    3 radii, then of 2, then of 1. It enters each smaller ball at the projection of its best point. Only points
+    inside the radius count as results.
     """
 
     stays_inside: ClassVar[bool] = False
@@ -297,9 +297,9 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
     """Return the float32 runs that follow runs with low-precision gradients: first a polish, then repeats.
 
     The polish is a short run on the margin from the best point of each image, which repeats as long as it lowers the
-    margin by more than `POLISH_AGAIN`. A borderline image then repeats in float32 those of its low-precision runs whose
-    own smallest margin was borderline, because low-precision gradients are too inexact for the last thousandth of the
-    margin.
+    margin by more than `POLISH_AGAIN`. A borderline image then repeats in float32 the low-precision runs that it did
+    not take or whose own smallest margin was borderline, because low-precision gradients are too inexact for the last
+    thousandth of the margin.
     """
     stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
 

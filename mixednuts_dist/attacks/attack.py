@@ -80,7 +80,7 @@ class Attack:
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        """Return (forward, backward) passes for an image that remains robust, without verifications."""
+        """Return the most (forward, backward) passes for an image that remains robust, without verifications."""
         raise NotImplementedError
 
     def runs(self) -> Sequence[Run]:

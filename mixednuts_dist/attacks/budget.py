@@ -56,16 +56,17 @@ class AttackBudget:
         """Return the budget with the restarts and targets of AutoAttack's version in this norm.
 
         Iterations and queries do not change. The result has the larger number of restarts and the smaller number of
-        targets of this budget and the version.
+        targets of this budget, or of its `own` values for an attack, and the version.
 
         Raises:
             InvalidInputError: for an unknown version.
         """
         named = version_named(version)
-        own = {
-            attack: {key: (max if key == "n_restarts" else min)(n, getattr(self, key)) for key, n in each.items()}
-            for attack, each in named.own.get(norm, {}).items()
-        }
+        own = {attack: dict(each) for attack, each in self.own.items()}
+        for attack, each in named.own.get(norm, {}).items():
+            mine = self.of(attack)
+            chosen = {key: (max if key == "n_restarts" else min)(n, getattr(mine, key)) for key, n in each.items()}
+            own[attack] = {**own.get(attack, {}), **chosen}
         return replace(self, n_restarts=max(named.n_restarts, self.n_restarts), own=own)
 
 

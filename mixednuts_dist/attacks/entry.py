@@ -37,7 +37,7 @@ def checked_labels(
     cached_BCHW: Tensor | None = None,
 ) -> Tensor:
     """Check the arguments of `autoattack`, with its errors and warnings, and return the labels as int64."""
-    _check_types(x_BCHW, y_B, threat, attacks, eot)
+    _check_types(model, x_BCHW, y_B, threat, attacks, eot)
     check_images(x_BCHW, y_B)
     if cached_BCHW is not None:
         _check_cached(cached_BCHW, x_BCHW, y_B, threat)
@@ -68,7 +68,7 @@ def _check_cached(cached_BCHW: Tensor, x_BCHW: Tensor, y_B: Tensor, threat: Thre
         )
 
 
-def _check_types(x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
+def _check_types(model: Any, x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
     for what, values in (("images", x), ("labels", y)):
         if not isinstance(values, Tensor):
             raise InvalidInputError(
@@ -83,11 +83,13 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
         raise InvalidInputError(f"attacks={attacks!r} is one string; give a list of names: [{attacks!r}]")
     for name in attacks:
         ATTACKS.check(name)
+        if ATTACKS.entries()[name].facts.get("mixtures_only") and not isinstance(model, MixedClassifier):
+            raise InvalidInputError(f"attacks={[*attacks]}: {name!r} attacks only a MixedClassifier. Leave it out")
     check_norm(attacks, threat.norm)
 
 
 def _check_mode(model: Any, random: bool) -> None:
-    """Reject modules in training mode that change the logits, except dropout with draws; warn of all others."""
+    """Reject modules in training mode that change the logits, except dropout with draws; warn if all train."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(module).__name__
         drops = isinstance(module, _DropoutNd | nn.RReLU) or _DROPS.search(kind)

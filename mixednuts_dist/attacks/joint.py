@@ -31,8 +31,9 @@ MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
 MOST_STEPS = 33  # steps per run; they broke as many images as 100
 # (weight of the standard classifier's margin, whether to start from the best point so far), in the order of the runs.
-# Each turn has one run per target. After each of the `AttackBudget.joint_starts` random starts comes a start from the
-# best point. With 100 iterations, the limit on passes (see `Joint`) ends the runs just before the third turn ends.
+# Each turn has one run per target. A turn from the best points follows the first and the second turn from random
+# starts. There are at most three turns from random starts, whatever `AttackBudget.joint_starts` is. With AutoAttack's
+# budget, the limit on passes (see `Joint`) ends the runs just before the third turn of all ends.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 

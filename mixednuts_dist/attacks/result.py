@@ -26,9 +26,10 @@ class AttackResult:
     x_adv: Tensor  # (B, C, H, W), in the ball and in [0, 1]
     logits: Tensor  # (B, K) float32, at x_adv
     log_one_minus_margin: Tensor  # (B,) float64, at x_adv; it does not saturate for margins near 1
-    n_forward: int  # images passed forward by all attacks and verifications, without padding
+    n_forward: int  # rows passed forward by all attacks and verifications, without padding and cancelled runs
     n_backward: int
-    unconfirmed: Tensor  # (B,) bool: `x_adv` was verified as misclassified, but the last verification found it correct
+    # (B,) bool: `x_adv` was verified as misclassified, which ended the attack, but is correct in the last verification
+    unconfirmed: Tensor
     decided: Tensor  # (B,) bool: False for images that a keyboard interrupt left unfinished
 
     @property

@@ -42,6 +42,8 @@ from torch import Tensor
 from ..acceleration.batch_shape import BatchShape, PassSizes
 from ..acceleration.precision import FastCopies
 from ..config.threat import ThreatModel
+from ..errors import InvalidInputError
+from ..norms.ball import ULP, ball_of
 from .attack import Setting
 from .batch import Batch
 from .budget import WARM_START, AttackBudget
@@ -55,6 +57,7 @@ from .verification import Verified, Verifier
 
 CLEAN = "clean"
 _STEP_COST = 3  # cost of a step that a run takes while its point waits, in rows of a verification pass
+_TOO_FAR = 1.01  # a longer perturbation, in radii, is a mistake of the attack and not rounding
 _APART_COST = 4  # cost of a row of a verification if float32 passes have a separate, small batch shape
 
 _logger = logging.getLogger(__name__)
@@ -193,7 +196,9 @@ class Scheduler:
             return
         images = dict.fromkeys(point.job.image for point in points)
         labels = torch.tensor([point.job.image.label for point in points])
-        verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
+        x_BCHW, clean_BCHW = (torch.stack(each) for each in zip(*((p.x, p.job.image.x) for p in points), strict=True))
+        verified = self.verifier.verify(x_BCHW, labels)
+        self._check_inside(x_BCHW, clean_BCHW, points)
         for point, *found in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
             point.job.image.take_in(point, *found)
         for batch in {self._blocks[image.block][0] for image in images if image.broken}:
@@ -207,6 +212,19 @@ class Scheduler:
             decided = [image for image in present if image.decided]
             n_broken = sum(image.broken for image in decided)
             self._progress(Progress(len(present), len(decided), n_broken, *_passes_of(present)))
+
+    def _check_inside(self, x_BCHW: Tensor, clean_BCHW: Tensor, points: Sequence[QueuedPoint]) -> None:
+        """Reject an attack whose stepper promises points in the ball, but leaves it by more than rounding."""
+        threat, ball = self._setting.threat, ball_of(self._setting.threat)
+        rounding = ball.length(torch.full_like(x_BCHW[:1], ULP))  # it decides at a tiny radius
+        too_far_B = ball.length(x_BCHW - clean_BCHW) > _TOO_FAR * threat.eps + rounding
+        too_far_B |= (x_BCHW.flatten(1).amin(dim=1) < 0) | (x_BCHW.flatten(1).amax(dim=1) > 1)
+        if bool(too_far_B.any()):
+            name = points[int(too_far_B.long().argmax())].job.run.attack
+            raise InvalidInputError(
+                f"the attack {name!r} returned a point outside of {threat} or [0, 1]. Project the points in its `ask`, "
+                "or set `stays_inside = False` in its stepper"
+            )
 
     # Admission of images, and their way through the plan
 
@@ -246,7 +264,12 @@ class Scheduler:
             for key in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
         }
         self._batches = list(batches.values())
-        together = groupby(enumerate(plan), key=lambda placed: (keys[placed[0]], placed[1].block or placed[0]))
+
+        def block(placed: tuple[int, Run]) -> tuple[object, str | int]:
+            place, run = placed  # a run from the best point needs the results of all runs before it
+            return keys[place], place if run.from_best or not run.block else run.block
+
+        together = groupby(enumerate(plan), key=block)
         self._blocks = [(batches[key], list(placed)) for (key, _), placed in together]
 
     def _advance(self, image: ImageRecord) -> None:
@@ -280,8 +303,7 @@ class Scheduler:
         broken_by = [image.broken_by for image in images]
         places = torch.tensor([steps.index(step) if step in steps else len(steps) for step in broken_by])
         survived = {step: (places > place) | ~broken for place, step in enumerate(steps)}
-        if draws is not None and len(steps) > 1:
-            survived[steps[-1]] = ~broken  # the draws verify the images after the last attack
+        survived[steps[-1]] = ~broken  # what only this verification finds misclassified, breaks after the last attack
         device, (n_forward, n_backward) = best.device, _passes_of(images)
         return AttackResult(
             clean=survived.pop(CLEAN).to(device),

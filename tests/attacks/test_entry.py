@@ -113,6 +113,7 @@ WRONG = [
     ({"y": torch.arange(6) + 7}, "labels range from 7 to 12, the model's classes from 0 to 9"),
     ({"y": torch.arange(6) - 1}, "labels range from -1 to 4"),
     ({"x": X + float("nan")}, "images range over"),
+    ({"sample_ids": [0, 1]}, r"there are 2 sample_ids for 6 images. Pass one per image"),
     ({"threat": ("Linf", 0.03)}, r"threat=\('Linf', 0.03\) is tuple; give ThreatModel"),
     ({"x": X.permute(0, 2, 3, 1)}, r"fails on images of shape \(2, 8, 8, 3\): RuntimeError"),
 ]
@@ -128,7 +129,11 @@ WRONG_OF_AUTOATTACK = [
 
 @pytest.mark.parametrize(
     ("attack", "changed", "message"),
-    [*((by_minimum_margin, *case) for case in WRONG), *((by_adaptive, *case) for case in WRONG + WRONG_OF_AUTOATTACK)],
+    [
+        *((by_minimum_margin, *case) for case in WRONG),
+        *((by_adaptive, *case) for case in WRONG + WRONG_OF_AUTOATTACK),
+        (by_autoattack, {"attacks": ["apgd-t", "joint"]}, r"'joint' attacks only a MixedClassifier. Leave it out"),
+    ],
 )
 def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any], message: str) -> None:
     given = {"x": X, "y": Y, **changed}

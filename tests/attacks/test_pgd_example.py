@@ -1,7 +1,7 @@
 """The attack in examples/pgd.py equals a plain loop and runs as an extension."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.stepping import iterates, start_keys
 
@@ -61,3 +62,13 @@ def test_pgd_keeps_the_contract_of_an_attack(victim) -> None:
     assert list(ensemble.survived) == ["pgd-20", "apgd-ce", "apgd-t"]
     assert torch.equal(ensemble.survived["pgd-20"], whole.robust)
     assert int(ensemble.robust.sum()) <= int(whole.robust.sum())
+
+
+@pytest.mark.parametrize("out", [lambda x: x + 0.2 * x.sign(), lambda x: x - 1])
+def test_an_attack_that_leaves_the_ball_or_the_pixel_range_is_rejected(
+    victim, example: Any, monkeypatch: pytest.MonkeyPatch, out: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model, x, y = victim(n=6)
+    monkeypatch.setattr(example.PgdSteps, "ask", lambda _, state: out(state.x_adv))
+    with pytest.raises(InvalidInputError, match=r"'pgd-20' returned a point outside of Linf.*set `stays_inside"):
+        autoattack(model, x, y, threat=LINF, attacks=["pgd-20"])

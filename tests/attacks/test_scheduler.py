@@ -240,6 +240,36 @@ def test_each_run_of_a_block_chooses_its_images(victim, side_by_side: bool) -> N
     assert reached == finished.log_one_minus_margin.tolist()
 
 
+@pytest.mark.parametrize("name", ["a", ""])
+def test_a_run_from_the_best_point_waits_for_the_runs_before_it(victim, name: str) -> None:
+    model, x, y = victim(n=12)
+
+    def plan(_: Callable[[ImageSummary], int], setting: Setting) -> list[Run]:
+        first, second, *_ = ApgdT(setting).runs()
+        return [replace(first, block=name), replace(second, block=name, from_best=True)]
+
+    _, images, jobs = ended(model, x, y, plan)
+    for image in images:
+        assert jobs[image.sample_id][1].reached >= jobs[image.sample_id][0].reached
+
+
+def test_what_the_last_verification_breaks_did_not_survive(victim) -> None:
+    """The passes of some GPUs do not repeat, so the last verification may differ from the ones before it."""
+    model, x, y = victim(n=6)
+    engine = engine_of(model, x, threat=ThreatModel("Linf", 1e-6))
+    verify = engine.verifier.verify
+
+    def flipped_at_the_end(x: Tensor, y: Tensor) -> Verified:
+        found = verify(x, y)
+        return found if engine._inside else replace(found, wrong=y >= 0)
+
+    engine.admit(all_of(x, y))
+    engine.verifier.verify = flipped_at_the_end
+    found = engine.finish(None, lambda _: pytest.fail("it is inside"))
+    assert found.broken.all() and not found.survived["apgd-t"].any()
+    assert found.survived["apgd-ce"].all() and found.clean.all()
+
+
 def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
     model, x, y = victim(n=12)
     told: dict[tuple[int, int], float] = {}

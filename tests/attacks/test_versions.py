@@ -75,6 +75,14 @@ def test_l1_runs_without_a_version_have_five_restarts(victim) -> None:
     assert five.n_forward > 4 * one.n_forward
 
 
+def test_budget_of_one_attack_counts_in_every_version() -> None:
+    own = {"apgd-ce": {"n_iter": 2, "n_restarts": 7}, "square": {"n_queries": 3}}
+    budget = AttackBudget(n_iter=9, n_target_classes=1, own=own).in_version("standard", "L1")
+    assert (budget.of("apgd-ce").n_iter, budget.of("apgd-ce").n_restarts) == (2, 7)
+    assert (budget.of("apgd-t").n_iter, budget.of("apgd-t").n_target_classes) == (9, 1)
+    assert budget.of("square").n_queries == 3
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"n_iter": 99}, {"n_iter": 200}, {"n_target_classes": 3}, {"attacks": ["apgd-ce"]}, {"eot": 20}, {"n_queries": 1}],
