@@ -196,9 +196,7 @@ class Scheduler:
             return
         images = dict.fromkeys(point.job.image for point in points)
         labels = torch.tensor([point.job.image.label for point in points])
-        x_BCHW, clean_BCHW = (torch.stack(each) for each in zip(*((p.x, p.job.image.x) for p in points), strict=True))
-        verified = self.verifier.verify(x_BCHW, labels)
-        self._check_inside(x_BCHW, clean_BCHW, points)
+        verified = self.verifier.verify(torch.stack([point.x for point in points]), labels)
         for point, *found in zip(points, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
             point.job.image.take_in(point, *found)
         for batch in {self._blocks[image.block][0] for image in images if image.broken}:
@@ -212,19 +210,6 @@ class Scheduler:
             decided = [image for image in present if image.decided]
             n_broken = sum(image.broken for image in decided)
             self._progress(Progress(len(present), len(decided), n_broken, *_passes_of(present)))
-
-    def _check_inside(self, x_BCHW: Tensor, clean_BCHW: Tensor, points: Sequence[QueuedPoint]) -> None:
-        """Reject an attack whose stepper promises points in the ball, but leaves it by more than rounding."""
-        threat, ball = self._setting.threat, ball_of(self._setting.threat)
-        rounding = ball.length(torch.full_like(x_BCHW[:1], ULP))  # it decides at a tiny radius
-        too_far_B = ball.length(x_BCHW - clean_BCHW) > _TOO_FAR * threat.eps + rounding
-        too_far_B |= (x_BCHW.flatten(1).amin(dim=1) < 0) | (x_BCHW.flatten(1).amax(dim=1) > 1)
-        if bool(too_far_B.any()):
-            name = points[int(too_far_B.long().argmax())].job.run.attack
-            raise InvalidInputError(
-                f"the attack {name!r} returned a point outside of {threat} or [0, 1]. Project the points in its `ask`, "
-                "or set `stays_inside = False` in its stepper"
-            )
 
     # Admission of images, and their way through the plan
 
@@ -294,6 +279,7 @@ class Scheduler:
         For a random classifier, fresh draws decide.
         """
         best, draws = torch.stack([image.best for image in images]), self.attacked.draws
+        self._check_inside(best, group.x, [image.broken_by for image in images])
         verified = self.verifier.verify(best, group.y)
         broken, n_draws, n_verified = verified.wrong, 1, len(images)
         if draws is not None:
@@ -317,6 +303,19 @@ class Scheduler:
             unconfirmed=(torch.tensor([image.broken for image in images]) & ~broken).to(device),
             decided=torch.tensor([image.decided for image in images]).to(device),
         )
+
+    def _check_inside(self, x_BCHW: Tensor, clean_BCHW: Tensor, found_by: Sequence[str]) -> None:
+        """Reject the points of an attack that leaves the ball, by more than rounding, or the range of pixels."""
+        threat, ball = self._setting.threat, ball_of(self._setting.threat)
+        rounding = ball.length(torch.full_like(x_BCHW[:1], ULP))  # matters at a tiny radius
+        outside_B = ball.length(x_BCHW - clean_BCHW) > _TOO_FAR * threat.eps + rounding
+        outside_B |= (x_BCHW.flatten(1).amin(dim=1) < 0) | (x_BCHW.flatten(1).amax(dim=1) > 1)
+        for name, outside in zip(found_by, outside_B.tolist(), strict=True):
+            if outside:
+                raise InvalidInputError(
+                    f"the attack {name or ' or '.join(self.attacks)} returned a point outside of {threat} or [0, 1]. "
+                    "Project the points in `ask`, or set `stays_inside = False` in the stepper"
+                )
 
 
 def _passes_of(images: Sequence[ImageRecord]) -> tuple[int, int]:

@@ -81,7 +81,10 @@ class Section(BaseModel):
         try:
             return cls.model_validate(content, context={"find": find})
         except ValidationError as error:
-            lines = list(dict.fromkeys(cls._explain(dict(detail)) for detail in error.errors(include_url=False)))
+            details = error.errors(include_url=False)
+            lists = {detail["loc"][:-1] for detail in details}  # pydantic also calls a list of wrong values too short
+            told = [each for each in details if each["type"] != "too_short" or each["loc"] not in lists]
+            lines = list(dict.fromkeys(cls._explain(dict(detail)) for detail in told))
             more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
             raise ConfigError("\n".join(f"{prefix}{line}" for line in (*lines[:_MOST_LINES], *more))) from error
 

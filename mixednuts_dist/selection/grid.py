@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..config.search_config import SearchConfig, grid_values
+from ..errors import ConfigError, InvalidInputError
 
 if TYPE_CHECKING:
     from ..mixing.clamps import Clamp
@@ -46,11 +47,15 @@ class Grid:
         """Return the grid of these keys of `search`; lists may be of any kind, and None means the default.
 
         Raises:
-            ConfigError: for a value that is not valid in a configuration.
+            InvalidInputError: for a value that is not valid in a configuration.
         """
         given = {name: keys[name] for name in ("clamp", "ln_k")}
-        lists = {name: tuple(map(float, keys[name])) for name in (*AXES.values(), "betas") if keys[name] is not None}
-        return cls.configured(SearchConfig.checked(given | lists), lists.get("betas", ()))
+        lists = {name: tuple(keys[name]) for name in (*AXES.values(), "betas") if keys[name] is not None}
+        try:
+            search = SearchConfig.checked(given | lists)
+        except ConfigError as error:
+            raise InvalidInputError(str(error)) from None
+        return cls.configured(search, tuple(map(float, lists.get("betas", ()))))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

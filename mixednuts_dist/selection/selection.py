@@ -57,8 +57,7 @@ def select_parameters(
         A `Selection` whose objective, the share of clean-and-wrong images at or above the threshold, is minimized.
 
     Raises:
-        ConfigError: if scales, powers, biases or betas are not valid in a configuration.
-        InvalidInputError: if the logits cannot be used, or if no candidate can be deployed.
+        InvalidInputError: if an argument cannot be used, or if no candidate can be deployed.
     """
     criterion = PaperCriterion.of(attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k)
     grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
@@ -91,8 +90,7 @@ def select_parameters_exact(
         candidates with a threshold of at least 0; the objective of the others is NaN.
 
     Raises:
-        ConfigError: if scales, powers, biases or betas are not valid in a configuration.
-        InvalidInputError: if other inputs cannot be used, or if no candidate is feasible and deployable.
+        InvalidInputError: if an argument cannot be used, or if no candidate is feasible and deployable.
     """
     criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k

@@ -70,5 +70,7 @@ def test_an_attack_that_leaves_the_ball_or_the_pixel_range_is_rejected(
 ) -> None:
     model, x, y = victim(n=6)
     monkeypatch.setattr(example.PgdSteps, "ask", lambda _, state: out(state.x_adv))
-    with pytest.raises(InvalidInputError, match=r"'pgd-20' returned a point outside of Linf.*set `stays_inside"):
+    with pytest.raises(
+        InvalidInputError, match=r"the attack pgd-20 returned a point outside of Linf.*set `stays_inside"
+    ):
         autoattack(model, x, y, threat=LINF, attacks=["pgd-20"])

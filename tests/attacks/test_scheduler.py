@@ -296,7 +296,7 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
 def test_first_target_that_breaks_an_image_counts(victim) -> None:
     """Later targets break at once and the first one only at its end: its point and its passes count."""
     model, x, y = victim(n=1)
-    n_iter = 6
+    n_iter, anywhere = 6, ThreatModel("Linf", 1.0)
 
     @dataclass
     class State(SlotState):
@@ -324,9 +324,9 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
     noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
     fooling = noise[model(noise).argmax(dim=1) != y][:4]
     for breaks_last in (1, 2):
-        runs = [Run("steps", Steps(LINF), i, block="steps") for i in range(1, 5)]
+        runs = [Run("steps", Steps(anywhere), i, block="steps") for i in range(1, 5)]
         options = {"attacks": ("steps",), "planner": lambda *_, runs=runs: runs, "budget": AttackBudget(n_iter, 4)}
-        finished = found_by(model, x, y, rows=8, **options)
+        finished = found_by(model, x, y, rows=8, threat=anywhere, **options)
         assert torch.equal(finished.x_adv, fooling[breaks_last - 1 : breaks_last])
         # A pass for the clean image and one for the result; per run its steps and one verification.
         assert finished.n_forward == 2 + breaks_last * (n_iter + 1)
