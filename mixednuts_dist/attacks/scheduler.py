@@ -250,7 +250,7 @@ class Scheduler:
         }
         self._batches = list(batches.values())
 
-        def block(placed: tuple[int, Run]) -> tuple[object, str | int]:
+        def block(placed: tuple[int, Run]) -> tuple[Any, str | int]:
             place, run = placed  # a run from the best point needs the results of all runs before it
             return keys[place], place if run.from_best or not run.block else run.block
 
