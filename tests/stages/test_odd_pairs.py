@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist import pipeline
@@ -14,7 +13,8 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import open_run
-from tests.helpers.runs import MakeConfig, rows_in
+from tests.helpers.runs import MakeConfig
+from tests.helpers.touchy_classifiers import table
 
 FACTORIES = """
 import torch
@@ -96,7 +96,6 @@ def test_1000_classes_and_equal_images(tiny: MakeConfig, tmp_path: Path) -> None
     found = results(config)["accuracy"]
     assert found["rob"]["clean"]["correct"] == 8
     assert found["std"]["clean"]["correct"] == int((std == rob).sum())
-    (file,) = (rows_in(Path(config.storage) / config.place(), "attack")).glob("part-*.parquet")
-    logits = pq.read_table(file)["rob_clean"].to_pylist()
+    logits = table(config)["rob_clean"]
     assert len(logits[0]) == 1000
     assert logits == logits[:2] * 4

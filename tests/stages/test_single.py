@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist import pipeline
@@ -20,7 +19,8 @@ from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages import attack, evaluate, search
-from tests.helpers.runs import MakeConfig, NoRay, Watcher, rows, rows_in
+from tests.helpers.runs import MakeConfig, NoRay, Watcher, rows
+from tests.helpers.touchy_classifiers import table
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "configs" / "autoattack.yaml"
 SMALL = (
@@ -144,8 +144,7 @@ def test_a_rob_without_gradient_gets_real_margins_by_queries(
         attack.run(tiny(**changes), executor=NoRay())
     config = tiny(**changes, attack={"method": "square", "n_queries": 150})
     opened = attack.run(config, executor=local_executor)
-    table = pq.read_table(rows_in(Path(config.storage) / config.place(), "attack") / "part-00000.parquet")
-    margins = table.column("margin").to_pylist()
+    margins = table(config)["margin"]
     x, y = open_dataset("digits").read(0, 8)
     clean = autoattack(demo_rob(), x, y, threat=ThreatModel("Linf", 0.15), attacks=()).logits.softmax(dim=1)
     clean_right = clean.argmax(dim=1) == y

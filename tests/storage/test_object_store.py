@@ -1,7 +1,7 @@
 """The store on a real S3 server: what it keeps, what it waits for, and what it tells at once."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -95,21 +95,19 @@ def test_run_tolerates_damaged_answers(
 def test_a_killed_server_is_waited_for(store: Store, object_store: ObjectStore) -> None:
     store.write("before", b"1")
     object_store.kill()
-    found: dict[str, bytes] = {}
 
-    def work() -> None:
+    def write_and_read() -> bytes:
         store.write("after", b"2")
-        found["before"] = store.read("before")
+        return store.read("before")
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        time.sleep(2)
-        assert thread.is_alive()
-    finally:
-        object_store.restart()
-    thread.join(timeout=60)
-    assert found == {"before": b"1"}
+    with ThreadPoolExecutor() as threads:
+        found = threads.submit(write_and_read)
+        try:
+            time.sleep(2)
+            assert not found.done()
+        finally:
+            object_store.restart()
+        assert found.result(timeout=60) == b"1"
     assert store.read("after") == b"2"
 
 
