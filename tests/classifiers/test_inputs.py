@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.classifiers.base_classifiers import (
-    Normalized,
-    check_classifier,
-    classifier_checksum,
-    load_classifier,
-)
+from mixednuts_dist.classifiers.base_classifiers import Normalized, check_classifier, load_classifier
 from mixednuts_dist.errors import BaseClassifierError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -66,15 +61,6 @@ def test_factory_takes_options_and_comes_frozen(factory_file: Path, form: str, m
 def test_a_factory_that_fails_is_explained(factory_file: Path, uri: str, message: str) -> None:
     with pytest.raises(BaseClassifierError, match=message):
         load_classifier(uri.replace("FILE", str(factory_file)), "rob")
-
-
-def test_the_checksum_follows_one_bit_of_the_weights(factory_file: Path) -> None:
-    uri = f"py:{factory_file}:linear"
-    model, same = load_classifier(uri, "rob"), load_classifier(uri, "rob")
-    assert classifier_checksum(model, uri) == classifier_checksum(same, uri)
-    with torch.no_grad():
-        same[1].weight.view(torch.int32)[0, 0] ^= 1
-    assert classifier_checksum(model, uri) != classifier_checksum(same, uri)
 
 
 class Answer(nn.Module):

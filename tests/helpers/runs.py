@@ -1,5 +1,6 @@
 """A tiny configuration, finished runs, the partitions that they computed and the rows that they stored."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,16 @@ def tiny_content(storage: Path, /, **changes: Any) -> dict[str, Any]:
         "compute": {"num_workers": 2},
     }
     return {**content, **changes}
+
+
+def with_key(content: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """Return a copy of a configuration with this value of the key `path`, whose parts are joined by dots."""
+    node = changed = copy.deepcopy(content)
+    *parents, last = path.split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[last] = value
+    return changed
 
 
 def certified_content(storage: Path, /, **changes: Any) -> dict[str, Any]:

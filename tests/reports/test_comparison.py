@@ -56,11 +56,10 @@ def test_pairs_count_the_stored_rows(two_runs: tuple[Path, Path]) -> None:
         content_hash = rows_in(folder, "evaluate").name
         rows = read_columns(run.rows, "evaluate", run.partitions, content_hash, ["label", clean, "robust"])
         robust.append(rows["robust"].tolist())
-    for (mine, other), name in zip(
-        product((True, False), repeat=2), ("both", "only_first", "only_second", "neither"), strict=True
-    ):
+    kinds = ("both", "only_first", "only_second", "neither")
+    for (mine, other), name in zip(product((True, False), repeat=2), kinds, strict=True):
         assert pairs["robust"][name] == list(zip(*robust, strict=True)).count((mine, other))
-    assert sum(pairs["clean"][name] for name in ("both", "only_first", "only_second", "neither")) == 24
+    assert sum(pairs["clean"][name] for name in kinds) == 24
     text = CliRunner().invoke(main, ["compare", *map(str, two_runs)]).output
     assert "McNemar" in text
 

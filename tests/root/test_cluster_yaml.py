@@ -15,8 +15,6 @@ from mixednuts_dist.config.run_config import load_config
 
 ROOT = Path(__file__).parents[2]
 PATH = ROOT / "cluster.yaml"
-
-
 CONTENT: dict[str, Any] = yaml.safe_load(PATH.read_text())
 MANIFEST: dict[str, Any] = yaml.safe_load((ROOT / "jobs" / "kuberay.yaml").read_text())
 

@@ -1,6 +1,5 @@
 """Any file at all, given as a configuration: one line for each mistake, a non-zero exit, nothing written."""
 
-import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.errors import ConfigError, MixedNutsError
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_content, with_key
 
 FILES = {
     "3,000 brackets": b"name: " + b"[" * 3000,
@@ -45,23 +44,14 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-def paths(content: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def paths(content: dict[str, Any], before: str = "") -> list[str]:
     """The path of each key."""
     found = []
     for key, value in content.items():
-        found.append((*before, key))
+        found.append(before + key)
         if isinstance(value, dict):
-            found += paths(value, (*before, key))
+            found += paths(value, f"{before}{key}.")
     return found
-
-
-def put(content: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
-    changed = copy.deepcopy(content)
-    node = changed
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    return changed
 
 
 SOUND = tiny_content(Path("runs"))
@@ -71,9 +61,9 @@ OTHER_KEYS = ["sead", "data2", "x" * 300, "a b", "\x07", "1"]
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """A sound file with a changed value, perhaps an unknown key, and perhaps some overwritten bytes."""
-    content = put(SOUND, draw(st.sampled_from(paths(SOUND))), draw(st.sampled_from(VALUES)))
+    content = with_key(SOUND, draw(st.sampled_from(paths(SOUND))), draw(st.sampled_from(VALUES)))
     for key in draw(st.lists(st.sampled_from(OTHER_KEYS), max_size=1)):
-        content = put(content, (key,), draw(st.sampled_from(VALUES)))
+        content = with_key(content, key, draw(st.sampled_from(VALUES)))
     text = bytearray(yaml.safe_dump(content).encode())
     for place, byte in draw(st.lists(st.tuples(st.integers(0, len(text) - 1), st.integers(0, 255)), max_size=4)):
         text[place] = byte

@@ -1,6 +1,5 @@
 """One tiny run for all studies, and their variants, computed in this process."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,5 @@ from tests.helpers.runs import tiny_content
 @pytest.fixture(scope="session")
 def bench(local_executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """24 digits and the paper's search, which the studies are about; one variant goes through the pool too."""
-    storage: Path = tmp_path_factory.mktemp("studies")
-    content = tiny_content(storage)
-    content["attack"] = {**content["attack"], "n_queries": 30}
-    return Bench(parse_config(content), executor=local_executor)
+    attack = {"n_iter": 8, "n_target_classes": 2, "n_queries": 30}
+    return Bench(parse_config(tiny_content(tmp_path_factory.mktemp("studies"), attack=attack)), executor=local_executor)

@@ -13,7 +13,6 @@ from mixednuts_dist.config.register import STUDIES
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import IdentityTransform
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.records import AttackRecords
@@ -53,12 +52,8 @@ def correct(cell: Any) -> int:
     return cell.correct
 
 
-def images(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
-    return open_dataset(bench.config.data.uri).read(0, bench.n_images)
-
-
-def mixed_model(bench: Bench, mixture: Mixture) -> MixedClassifier:
-    mixture = replace(mixture, surrogate_alpha=bench.search.surrogate_alpha)
+def mixed_model(bench: Bench) -> MixedClassifier:
+    mixture = replace(bench.deployed(), surrogate_alpha=bench.search.surrogate_alpha)
     return MixedClassifier.from_mixture(demo_std(), demo_rob(), mixture)
 
 
@@ -66,8 +61,8 @@ def test_main_counts_what_the_files_hold(bench: Bench) -> None:
     table = outcome(bench, "main").table
     stored = read_columns(bench.run.rows, "attack", bench.run.partitions, bench.run.attack_content_hash, ["rob_broken"])
     assert correct(table.row("rob")["robust"]) == int((~stored["rob_broken"]).sum())
-    x, y = images(bench)
-    assert correct(table.row("mixed")["clean"]) == int((mixed_model(bench, bench.deployed())(x).argmax(1) == y).sum())
+    x, y = open_dataset("digits").read(0, 24)
+    assert correct(table.row("mixed")["clean"]) == int((mixed_model(bench)(x).argmax(1) == y).sum())
     assert correct(table.row("mixed")["robust"]) == bench.results.row("mixed").robust.correct
 
 
@@ -258,9 +253,9 @@ def test_robust_images_withstand_their_stored_perturbation(
     bench.measured("again", **changes, joint_starts=0)  # finds its rows finished
     (task,) = tasks
     stored = read_columns(bench.run.rows, task.stage, bench.run.partitions, task.content_hash, ["x_adv", "label"])
-    x, _ = images(bench)
+    x, _ = open_dataset("digits").read(0, 24)
     assert float((stored["x_adv"] - x).abs().max()) <= bench.config.threat.eps + 1e-6
-    right = mixed_model(bench, bench.deployed())(stored["x_adv"]).argmax(1) == stored["label"]
+    right = mixed_model(bench)(stored["x_adv"]).argmax(1) == stored["label"]
     assert correct(table.row(row)["robust"]) == int(right.sum())
 
 
@@ -288,9 +283,8 @@ def test_the_trade_off_measures_what_the_mixture_answers(bench: Bench, rows: Row
         row = table.row(f"Mixed, beta = {beta:g}")
         alpha = 1 / (1 + plain.cutoff(raw, beta))
         assert number(row["alpha"]) == pytest.approx(alpha)
-        assert correct(row["clean"]) == int(
-            (plain.mixed_classes(rows.std, rows.clean, alpha, temperature=1) == rows.labels).sum()
-        )
+        classes = plain.mixed_classes(rows.std, rows.clean, alpha, temperature=1)
+        assert correct(row["clean"]) == int((classes == rows.labels).sum())
     assert correct(table.row("rob")["robust"]) == int(rows.survived.sum())
 
 
