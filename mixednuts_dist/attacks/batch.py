@@ -61,12 +61,12 @@ class Batch:
         self._state, self._points = stepper.init(like_BCHW[:0]), Points.of(like_BCHW[:0])
 
     @property
-    def n_ready(self) -> int:
+    def n_runs(self) -> int:
         """How many runs are in slots or waiting for one."""
         return len(self.running) + len(self.waiting)
 
     @property
-    def is_full(self) -> bool:
+    def has_enough_images(self) -> bool:
         """Whether the images with runs here are at least as many as the rows of a pass."""
         return self.n_images >= self.sizes.shape.rows
 
@@ -168,8 +168,8 @@ class Batch:
             self.n_steps += -self.n_steps % max(self.stepper.gradient_every, 1)
         if self.stepper.gradient_every > 1 and not self._takes_gradient:
             return  # runs begin with a gradient
-        n_runs = min(self.n_ready, rows)
-        n_slots = self.sizes.rows_for(n_runs, self._like[:n_runs])
+        wanted = min(self.n_runs, rows)
+        n_slots = self.sizes.rows_for(wanted, self._like[:wanted])
         if n_slots != len(self._points.over):
             self._resize(n_slots)
         free = [slot for slot in range(n_slots) if slot not in self.running]

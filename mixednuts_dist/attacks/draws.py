@@ -2,7 +2,7 @@
 
 A pass holds n rows per image, one per draw of the classifier's randomness. An attack maximizes the mean of the draws'
 losses; AutoAttack's version `rand` has n = 20. During the search, a point counts as misclassified if the mean of the
-draws' probabilities is largest for another class than the label. At the best point of each image, `N_VERIFICATION`
+draws' probabilities is largest for another class than the label. At the best point of each image, `N_DECISION`
 fresh draws decide: the image is broken if at least half of them are misclassified.
 
 A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, with int64 seeds, which replaces `forward`. The
@@ -25,8 +25,8 @@ from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 
-CLIMB, SCORE, VERIFY = range(3)  # for gradients, for verification, for the final decision: each has its own draws
-N_VERIFICATION = 100  # draws per best point
+GRADIENT, VERIFICATION, DECISION = range(3)  # what draws are for; each purpose has its own
+N_DECISION = 100  # draws per best point
 
 
 class Draws:
@@ -44,11 +44,11 @@ class Draws:
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return log E p(class), (B, K)."""
-        return _log_mean(self.outputs(x_BCHW, SCORE)).float()
+        return _log_mean(self.outputs(x_BCHW, VERIFICATION)).float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
         """Return the logarithms of the mean probabilities, with the draws whose losses an attack averages."""
-        draws = self.outputs(x_BCHW, CLIMB)
+        draws = self.outputs(x_BCHW, GRADIENT)
         expected = Outputs(_log_mean(draws))
         expected.draws = draws
         return expected
@@ -70,18 +70,18 @@ class Draws:
 
 @torch.no_grad()
 def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
-    """Return the share of `N_VERIFICATION` fresh draws that misclassify each image, (B,) float64.
+    """Return the share of `N_DECISION` fresh draws that misclassify each image, (B,) float64.
 
     A pass holds `rows` images with n draws each.
     """
 
     def share(i: Tensor) -> Tensor:
         wrong: list[Tensor] = []
-        for first in range(0, N_VERIFICATION, draws.n):
+        for first in range(0, N_DECISION, draws.n):
             with tf32_allowed(False):
-                seen = draws.outputs(x_BCHW[i], VERIFY, first)
+                seen = draws.outputs(x_BCHW[i], DECISION, first)
             wrong += [each.model_logits.argmax(dim=1) != y_B[i] for each in seen]
-        return torch.stack(wrong[:N_VERIFICATION]).double().mean(dim=0)
+        return torch.stack(wrong[:N_DECISION]).double().mean(dim=0)
 
     return in_one_shape(share, torch.arange(len(x_BCHW), device=x_BCHW.device), PassSizes(BatchShape(rows), None))
 

@@ -47,7 +47,7 @@ from ..norms.ball import ULP, ball_of
 from .attack import Setting
 from .batch import Batch
 from .budget import WARM_START, AttackBudget
-from .draws import N_VERIFICATION, Draws, misclassified_share
+from .draws import N_DECISION, Draws, misclassified_share
 from .gradient_model import AttackedModel, AttackMode, GradientModel
 from .image_record import AS_CLEAN, AS_KNOWN, ImageRecord, Job, QueuedPoint
 from .plans import Planner, ensemble_plan
@@ -151,7 +151,7 @@ class Scheduler:
         """
         to_begin = [each for each in (key, *prefetched) if each not in self._inside and each not in self._done]
         while key not in self._done:
-            while to_begin and not any(batch.is_full for batch in self._batches):
+            while to_begin and not any(batch.has_enough_images for batch in self._batches):
                 begun = to_begin.pop(0)
                 try:
                     group = load(begun)
@@ -174,8 +174,8 @@ class Scheduler:
         """Take one step of a batch, or verify the queued points if that is due."""
         # Prefer the last full batch, so that images do not accumulate in its queue. If none is full, step the first
         # batch: its images then join the others in later batches.
-        busy = [batch for batch in self._batches if batch.n_ready]
-        full = [batch for batch in busy if batch.is_full]
+        busy = [batch for batch in self._batches if batch.n_runs]
+        full = [batch for batch in busy if batch.has_enough_images]
         if self._queue and (not busy or self._is_due()):
             self._verify()
         elif busy:
@@ -284,7 +284,7 @@ class Scheduler:
         broken, n_draws, n_verified = verified.wrong, 1, len(images)
         if draws is not None:
             broken = misclassified_share(draws, best, group.y, rows=self.shape.rows).cpu() >= 0.5
-            n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_VERIFICATION / draws.n))
+            n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_DECISION / draws.n))
         steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
         broken_by = [image.broken_by for image in images]
         places = torch.tensor([steps.index(step) if step in steps else len(steps) for step in broken_by])

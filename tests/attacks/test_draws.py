@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.draws import CLIMB, N_VERIFICATION, VERIFY, Draws, misclassified_share
+from mixednuts_dist.attacks.draws import DECISION, GRADIENT, N_DECISION, Draws, misclassified_share
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
@@ -59,7 +59,7 @@ def test_seeded_draws_do_not_depend_on_partition_and_order(noisy) -> None:
 def test_no_draw_serves_twice(noisy) -> None:
     model, x, _ = noisy
     draws = Draws(model, 3, seed=0)
-    seeds = [draws._seeds(x, use, first) for use, first in ((CLIMB, 0), (VERIFY, 0), (VERIFY, 3))]
+    seeds = [draws._seeds(x, use, first) for use, first in ((GRADIENT, 0), (DECISION, 0), (DECISION, 3))]
     assert len(set(torch.cat(seeds).tolist())) == 3 * 3 * len(x)
     assert int(torch.cat(seeds).min()) >= 0
 
@@ -73,7 +73,7 @@ def test_fresh_draws_decide_and_confirm(noisy) -> None:
     assert torch.equal(found.robust, share < 0.5)
     with torch.no_grad():
         many = torch.stack([model(found.x_adv).argmax(dim=1) != y for _ in range(400)]).double().mean(dim=0)
-    assert int(((many - share).abs() < 4 * 0.5 / N_VERIFICATION**0.5).sum()) >= len(x) - 1
+    assert int(((many - share).abs() < 4 * 0.5 / N_DECISION**0.5).sum()) >= len(x) - 1
 
 
 def test_rand_is_as_strong_as_the_published_one() -> None:

@@ -38,7 +38,7 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
         copies=FastCopies("fp32"),
     )  # fmt: skip
     engine.admit(Group(x, y, range(16)))
-    batch = next(each for each in engine._batches if each.n_ready)
+    batch = next(each for each in engine._batches if each.n_runs)
     batch.step()  # fills the slots
     with refused():
         batch.step()  # no flag is read before the fourth step
