@@ -19,7 +19,7 @@ from tests.helpers.object_store import ObjectStore
 from tests.helpers.pictures import EMPTY, draw
 from tests.helpers.ports import free_ports
 from tests.helpers.real import MISSING, ZOO
-from tests.helpers.runs import MAIN_JOB, Finished, MainJob, MakeConfig, tiny_content
+from tests.helpers.runs import Finished, MainJob, MakeConfig, tiny_content
 from tests.helpers.small_nets import images, small_net
 
 if TYPE_CHECKING:  # importing Ray takes seconds, and most tests do not need it
@@ -169,9 +169,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_executor: "Debug
 def main_job(object_store_server: ObjectStore) -> MainJob:
     """Run the README's command into a bucket; a test that reads the bucket takes `object_store` too."""
     storage = object_store_server.uri("main-job")
-    arguments = MAIN_JOB.removeprefix("uv run mixednuts ").split()
+    command = [str(Path(sys.executable).with_name("mixednuts")), "run", "jobs/configs/digits.yaml"]
     shown = subprocess.run(
-        [str(Path(sys.executable).with_name("mixednuts")), *arguments, "--json", "-v", "--set", f"storage={storage}"],
+        [*command, "--json", "-v", "--set", f"storage={storage}"],
         cwd=Path(__file__).parents[1],
         env={**os.environ, **object_store_server.environment},
         capture_output=True,

@@ -150,9 +150,8 @@ def test_a_random_answer_is_told_although_answers_are_kept(functions: str) -> No
 
 @pytest.mark.parametrize("fragment", ["class=3", "classes=x", "classes=3&more=1", "classes="])
 def test_a_wrong_fragment_is_refused(fragment: str) -> None:
-    uri = f"http://host/x#{fragment}"
     with pytest.raises(BaseClassifierError, match="only classes=K may follow"):
-        load_classifier(uri, "std")
+        load_classifier(f"http://host/x#{fragment}", "std")
 
 
 def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ class FaultProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.server, self.endpoint = endpoint.removeprefix("http://"), f"http://127.0.0.1:{self.server_port}"
         self.fault, self.faults_left, self.corrupted_share, self.n_corrupted = "", 0, 0.0, 0
-        self.delay, self.n_requests, self.listings, self.draw = 0.0, 0, 0, random.Random(0)
+        self.delay, self.n_requests, self.draw = 0.0, 0, random.Random(0)
         self.refused_key = "no key"  # the proxy refuses requests that this key signs
         self._refusal, self._refuse_after, self._refuse_at = (0, ""), NEVER, ""
         self.lock = threading.Lock()
@@ -48,7 +48,6 @@ class FaultProxy(ThreadingHTTPServer):
         """Count a request and return its fault: an S3 status and code, "reset", "silence", or "" for none."""
         with self.lock:
             self.n_requests += 1
-            self.listings += "list-type" in request.path
             if self.faults_left:
                 self.faults_left -= 1
                 return (503, "SlowDown") if self.fault == "slow down" else self.fault

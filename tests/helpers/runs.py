@@ -18,7 +18,6 @@ from mixednuts_dist.storage.partitions import rows_folder
 from mixednuts_dist.storage.records import PartitionSummary
 
 MakeConfig = Callable[..., RunConfig]  # the fixture `tiny` is one
-MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
 
 class Finished(NamedTuple):

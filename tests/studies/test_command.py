@@ -104,11 +104,9 @@ def test_pooled_variant_equals_a_plain_attack(bench: Bench, ray_executor: Any) -
         demo_std(), demo_rob(), chosen.transform, chosen.alpha, one_minus_alpha=chosen.one_minus_alpha,
         surrogate_alpha=bench.search.surrogate_alpha,
     )  # fmt: skip
-    cached = read_columns(
-        bench.run.rows, "attack", bench.run.partitions, bench.run.attack_content_hash, ["x_adv"]
-    )["x_adv"]  # fmt: skip
+    stored = read_columns(bench.run.rows, "attack", bench.run.partitions, bench.run.attack_content_hash, ["x_adv"])
     plain = autoattack(
-        mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=cached,
+        mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=stored["x_adv"],
         budget=AttackBudget(n_iter=5, n_target_classes=2), precision="fp32",
     )  # fmt: skip
     assert pooled.robust_N.tolist() == plain.robust.tolist()
