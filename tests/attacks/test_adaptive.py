@@ -1,5 +1,7 @@
 """Adaptive AutoAttack on a mixed classifier: its plan, records and cached images."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from pyautoattack import AutoAttack
@@ -8,7 +10,7 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.plans import ensemble_plan, margin_plan
-from mixednuts_dist.attacks.stepper import ImageSummary
+from mixednuts_dist.attacks.stepper import ImageSummary, Run
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
@@ -61,12 +63,9 @@ def test_square_and_fab_use_low_precision_only_after_apgd() -> None:
     assert [run.float32 for run in plan if run.attack == "fab-t"] == [False] * 3 + [True] * 3
 
 
-@pytest.mark.parametrize("plan_of", ["autoattack", "minimum margin"])
-def test_borderline_images_repeat_apgd_in_float32(plan_of: str) -> None:
-    if plan_of == "autoattack":
-        plan = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True), ["apgd-ce", "apgd-t"])
-    else:
-        plan = margin_plan(Setting(THREAT, QUICK, 10, low_precision=True))
+@pytest.mark.parametrize("plan_of", [margin_plan, lambda setting: ensemble_plan(setting, ["apgd-ce", "apgd-t"])])
+def test_borderline_images_repeat_apgd_in_float32(plan_of: Callable[[Setting], list[Run]]) -> None:
+    plan = plan_of(Setting(THREAT, QUICK, 10, low_precision=True))
     searched = [run for run in plan if run.name.startswith("apgd")]
     low, exact = searched[: len(searched) // 2], searched[len(searched) // 2 :]
     assert [run.float32 for run in searched] == [False] * len(low) + [True] * len(exact)

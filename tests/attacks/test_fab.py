@@ -1,6 +1,5 @@
 """FAB-T and untargeted FAB: the published iterates, and projections that quadratic programming agrees with."""
 
-from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -26,28 +25,22 @@ NORMS = pytest.mark.parametrize("norm", list(PUBLISHED))
 Classifier = tuple[nn.Module, Tensor, Tensor]
 
 
-def conv_net() -> Classifier:
-    model, x = small_net(10, (3, 8, 8)), images(8, (3, 8, 8))
-    return model, x, model(x).argmax(dim=1)
+CLASSIFIERS = pytest.mark.parametrize("name", ["conv", "demo:std", "demo:rob"])
 
 
-def digits(uri: str) -> Callable[[], Classifier]:
-    def load() -> Classifier:
-        model = load_classifier(uri, "rob")
-        x, y = open_dataset("digits").read(0, 40)
-        right = model(x).argmax(dim=1) == y
-        return model, x[right][:12], y[right][:12]
-
-    return load
-
-
-CLASSIFIERS = pytest.mark.parametrize(
-    "classifier", [conv_net, digits("demo:std"), digits("demo:rob")], ids=["conv", "std", "rob"]
-)
+def classifier(name: str) -> Classifier:
+    """Return a network with images that it gets right."""
+    if name == "conv":
+        model, x = small_net(10, (3, 8, 8)), images(8, (3, 8, 8))
+        return model, x, model(x).argmax(dim=1)
+    model = load_classifier(name, "rob")
+    x, y = open_dataset("digits").read(0, 40)
+    right = model(x).argmax(dim=1) == y
+    return model, x[right][:12], y[right][:12]
 
 
 class Published(FABAttack_PT):
-    """The package's attack on one target; records where it linearizes and which iterates it checks."""
+    """The package's attack on one target or on the nearest class, with the points of its linearizations and checks."""
 
     def __init__(self, model: nn.Module, norm: str) -> None:
         super().__init__(model, norm=norm, n_iter=N_ITER, eps=0.1, targeted=True, device=torch.device("cpu"))
@@ -57,6 +50,10 @@ class Published(FABAttack_PT):
     def get_diff_logits_grads_batch_targeted(self, x, y, targets):
         self.linearised.append(x.clone())
         return super().get_diff_logits_grads_batch_targeted(x, y, targets)
+
+    def get_diff_logits_grads_batch(self, imgs, la):
+        self.linearised.append(imgs.clone())
+        return super().get_diff_logits_grads_batch(imgs, la)
 
     def _get_predicted_label(self, x):
         self.checked.append(x.clone())
@@ -69,8 +66,8 @@ class Published(FABAttack_PT):
         return found
 
 
-def ours(classifier: Classifier, norm: str, targets: Tensor) -> list[Pass]:
-    model, x, y = classifier
+def ours(victim: Classifier, norm: str, targets: Tensor) -> list[Pass]:
+    model, x, y = victim
     attack = Fab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
     return list(stepped(attack.runs()[0], model, x, y, targets))
 
@@ -90,9 +87,9 @@ class InDouble(nn.Module):
 @pytest.mark.parametrize(  # at rank 6 in L1, float32 iterates of three images diverge at kinks of the network
     ("norm", "rank"), [(norm, rank) for norm in ("Linf", "L2", "L1") for rank in (2, 5, 6) if (norm, rank) != ("L1", 6)]
 )
-def test_iterates_equal_the_published_ones(classifier: Callable[[], Classifier], norm: str, rank: int) -> None:
+def test_iterates_equal_the_published_ones(name: str, norm: str, rank: int) -> None:
     """Both run from one start."""
-    net, x, y = classifier()
+    net, x, y = classifier(name)
     made = model, _, _ = InDouble(net), x, y
     published = Published(model, norm)
     published.search(x, y, rank)
@@ -108,8 +105,8 @@ def test_iterates_equal_the_published_ones(classifier: Callable[[], Classifier],
 
 @NORMS
 @CLASSIFIERS
-def test_every_step_from_a_published_iterate_ends_on_the_next(classifier: Callable[[], Classifier], norm: str) -> None:
-    model, x, y = classifier()
+def test_every_step_from_a_published_iterate_ends_on_the_next(name: str, norm: str) -> None:
+    model, x, y = classifier(name)
     published = Published(model, norm)
     published.search(x, y, 2)
     targets = model(x).argsort(dim=1)[:, -2]
@@ -189,24 +186,16 @@ def test_a_plane_without_a_direction_moves_nothing(norm: str) -> None:
         assert torch.equal(project_on_plane(t, torch.zeros(2, 5), offset, norm), torch.zeros(2, 5))
 
 
-class PublishedUntargeted(Published):
-    """The package's attack towards the nearest class."""
-
-    def get_diff_logits_grads_batch(self, imgs, la):
-        self.linearised.append(imgs.clone())
-        return super().get_diff_logits_grads_batch(imgs, la)
-
-
 def without_repeats(points: list[Tensor]) -> list[Tensor]:
     return [x for i, x in enumerate(points) if not i or not torch.equal(x, points[i - 1])]
 
 
 @NORMS
 @CLASSIFIERS
-def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], Classifier], norm: str) -> None:
+def test_untargeted_iterates_equal_the_published_ones(name: str, norm: str) -> None:
     """All points in turn, an image at a time: an image that crosses takes a pass more, so slots fall apart."""
-    model, x, y = classifier()
-    published = PublishedUntargeted(model, norm)
+    model, x, y = classifier(name)
+    published = Published(model, norm)
     published.attack_single_run(x, y, is_targeted=False)
     attack = UntargetedFab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
     passes = list(stepped(attack.runs()[0], model, x, y))
@@ -223,7 +212,7 @@ def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], C
 
 
 def test_untargeted_fab_restarts_in_half_of_the_ball() -> None:
-    model, x, y = conv_net()
+    model, x, y = classifier("conv")
     attack = UntargetedFab(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=2, n_restarts=3), 10))
     starts = [next(stepped(run, model, x, y)).x for run in attack.runs()]
     lengths = [float((start - x).abs().max()) for start in starts]

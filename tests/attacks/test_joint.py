@@ -62,16 +62,11 @@ def test_joint_loss_is_finite_on_saturated_logits(n_classes: int) -> None:
 
 
 def test_joint_attack_breaks_images_that_apgd_does_not_break(mixed: MixedClassifier) -> None:
-    x, y = open_dataset("digits").read(0, 899)
-    chosen = torch.tensor(DIGITS)
-    x, y = x[chosen], y[chosen]
-    outcomes = {}
-    for restarts in (0, 1):
-        budget = AttackBudget(n_iter=40, n_target_classes=3, joint_starts=restarts)
-        outcomes[restarts] = autoattack(
-            mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), sample_ids=DIGITS, budget=budget
-        )
-    paper, joint = outcomes[0], outcomes[1]
+    borderline = [199, 209, 236, 351, 524, 726]
+    x, y = (values[borderline] for values in open_dataset("digits").read(0, 899))
+    options = {"threat": THREAT, "attacks": ("apgd-ce", "apgd-t"), "sample_ids": borderline}
+    budgets = [AttackBudget(n_iter=40, n_target_classes=3, joint_starts=restarts) for restarts in (0, 1)]
+    paper, joint = (autoattack(mixed, x, y, budget=budget, **options) for budget in budgets)
     assert not bool((joint.robust & ~paper.robust).any())
     assert int(joint.robust.sum()) < int(paper.robust.sum())
     assert torch.equal(joint.robust, mixed(joint.x_adv).argmax(dim=1) == y)
@@ -96,6 +91,3 @@ def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifie
         runs = Joint(Setting(THREAT, budget, 10, model=mixed)).runs()
         assert len(runs) >= 9
         assert sum(run.stepper.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
-
-
-DIGITS = [199, 209, 236, 351, 524, 726]  # borderline images
