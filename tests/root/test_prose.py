@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.helpers import prose
+from tools import prose
 
 
 def test_check_finds_a_phrase_with_its_line(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Find unidiomatic English in the README, the guides, docstrings, comments, messages and help texts.
 
-    python -m tests.helpers.prose                  # check the whole repository, as CI does
-    python -m tests.helpers.prose docs README.md   # check files and folders
+    python -m tools.prose                  # check the whole repository, as CI does
+    python -m tools.prose docs README.md   # check files and folders
 
 A suggestion names the usual words. Rewrite the whole sentence instead of replacing the words that matched. The rules
 are in `prose_rules.yaml`. Before a file is searched, everything that is not prose is overwritten with spaces, so that
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 CHECKED = (
     "README.md", "CONTRIBUTING.md", "cluster.yaml", "docs", "mixednuts_dist", "jobs", "examples", "benchmarks", "tools",
     "tests",
