@@ -5,6 +5,7 @@ Shapes: B images of C x H x W, K classes.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,12 @@ class AutoAttack:
         self.version, self.device, self.log_path, self.budget = version, device, log_path, budget
         self.attacks_to_run = list(attacks_to_run if version == "custom" else version_named(version).attacks)
         self.result: AttackResult | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Name the replacement of the objects that hold the settings of each attack in the `autoattack` package."""
+        known = ("apgd", "apgd_targeted", "fab", "square")
+        advice = ": set iterations, targets, queries and restarts by budget=AttackBudget(...)" if name in known else ""
+        raise AttributeError(f"AutoAttack has no attribute {name!r}{advice}")
 
     def run_standard_evaluation(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False, state_path: Path | None = None

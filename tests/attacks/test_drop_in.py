@@ -50,6 +50,8 @@ def test_drop_in_refuses_what_it_cannot_do(digits) -> None:
         mn.AutoAttack(model, eps=0.1).run_standard_evaluation(x, y, state_path=Path("state"))
     with pytest.raises(InvalidInputError, match="'plsu'"):
         mn.AutoAttack(model, version="plsu")
+    with pytest.raises(AttributeError, match=r"no attribute 'apgd': set .* by budget=AttackBudget"):
+        mn.AutoAttack(model, eps=0.1).apgd.n_restarts = 1
 
 
 def test_robustbench_benchmark_runs_with_the_drop_in(digits, monkeypatch: pytest.MonkeyPatch) -> None:
