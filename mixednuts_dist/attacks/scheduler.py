@@ -279,14 +279,14 @@ class Scheduler:
         For a random classifier, fresh draws decide.
         """
         best, draws = torch.stack([image.best for image in images]), self.attacked.draws
-        self._check_inside(best, group.x, [image.broken_by for image in images])
+        broken_by = [image.broken_by for image in images]
+        self._check_inside(best, group.x, broken_by)
         verified = self.verifier.verify(best, group.y)
         broken, n_draws, n_verified = verified.wrong, 1, len(images)
         if draws is not None:
             broken = misclassified_share(draws, best, group.y, rows=self.shape.rows).cpu() >= 0.5
             n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_DECISION / draws.n))
         steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
-        broken_by = [image.broken_by for image in images]
         places = torch.tensor([steps.index(step) if step in steps else len(steps) for step in broken_by])
         survived = {step: (places > place) | ~broken for place, step in enumerate(steps)}
         survived[steps[-1]] = ~broken  # what only this verification finds misclassified, breaks after the last attack
