@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from ..config.compute_config import ComputeConfig
@@ -33,7 +33,12 @@ class PoolSettings:
     compute: ComputeConfig
     n_workers: int
     num_gpus: float  # per worker
-    placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's terms
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Return the configured keys that restrict where workers may run, which are options of Ray's actors."""
+        keys = self.compute.model_dump(include={"accelerator_type", "label_selector", "fallback_strategy"})
+        return {name: value for name, value in keys.items() if value}
 
 
 class WorkerLost(Exception):
@@ -90,7 +95,7 @@ class Executor:
         return "this machine"
 
     def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
-        """Export a stage's metrics, named as in `metrics.DESCRIPTIONS`, if the executor supports metrics."""
+        """Export a stage's metrics, if the executor supports metrics."""
 
     def scoring(self, spec: WorkerSpec, compute: ComputeConfig, rows: CachedLogits, criterion: str) -> Scoring | None:  # noqa: ARG002
         """Return a function that scores a grid by a criterion in parallel, or None to score it in this process."""

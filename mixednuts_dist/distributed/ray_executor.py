@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.util.metrics import Gauge
 
 from ..config.compute_config import ComputeConfig
 from ..config.register import EXECUTORS
@@ -21,11 +22,20 @@ from ..errors import ClusterError, log_json
 from ..selection.inputs import CachedLogits
 from .cluster import connect
 from .executor import Executor, PoolSettings, Scoring, WorkerLost
-from .metrics import DESCRIPTIONS, gauge
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
+
+DESCRIPTIONS = {  # gauge -> description; `jobs/grafana.json` shows every gauge
+    "images": "finished images of the stage",
+    "broken": "finished images that the attack broke",
+    "forward_passes": "images passed forward",
+    "retries": "partitions queued again by this driver",
+    "partitions_left": "partitions that are not written yet",
+    "workers_ready": "workers that have loaded the classifiers",
+    "workers_requested": "workers that the driver has asked for",
+}
 
 
 @EXECUTORS("ray", describes="a Ray cluster, or a private Ray instance on this machine", order=0)
@@ -80,9 +90,12 @@ class RayExecutor(Executor):
         return f"the cluster has {', '.join(counts)}"
 
     def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
-        """Set the gauges for Prometheus."""
+        """Set the gauges for Prometheus, `ray_mixednuts_*`, to 0 if nothing has happened yet.
+
+        The `stage` label is the first part of the stage's folder: refinement rounds count as "search".
+        """
         for name in DESCRIPTIONS:
-            gauge(name).set(values.get(name, 0), tags={"run": run_id, "stage": stage.partition("/")[0]})
+            _gauge(name).set(values.get(name, 0), tags={"run": run_id, "stage": stage.partition("/")[0]})
 
     def scoring(self, spec: WorkerSpec, compute: ComputeConfig, rows: CachedLogits, criterion: str) -> Scoring:
         """Return a function that scores a grid in a Ray Tune job.
@@ -93,20 +106,23 @@ class RayExecutor(Executor):
         from .tuning import score_on_tune  # imports Ray Tune, which takes two seconds
 
         self.start()
-        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-        held = sum(settings.compute.num_cpus for _, settings, _ in self._idle)  # Ray's count of free cores may be late
-        free_cores = min(free.get("CPU", 0.0), has.get("CPU", 0.0) - held)
-        reserved, n_trials = {"CPU": compute.num_cpus}, int(has.get("CPU", 0.0) / compute.num_cpus)
-        if self._idle and free_cores < compute.num_cpus:
+        cores: float = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+        held, reserved = sum(settings.compute.num_cpus for _, settings, _ in self._idle), {"CPU": compute.num_cpus}
+        if self._idle and cores - held < compute.num_cpus:
             if memory := _memory_per_core():
-                reserved, n_trials = {"memory": compute.num_cpus * memory}, len(self._idle)
+                reserved = {"memory": compute.num_cpus * memory}
             else:
                 self.end_idle()
-        settings = PoolSettings(compute, max(1, n_trials), 0.0, placement=trial_placement(compute))
+        n_trials = max(1, int(cores / compute.num_cpus))
         return functools.partial(
-            score_on_tune, spec=spec, rows=rows, criterion=criterion, settings=settings, reserved=reserved
-        )
+            score_on_tune, spec=spec, rows=rows, criterion=criterion, reserved=reserved, n_trials=n_trials,
+            start_seconds=compute.start_seconds,
+        )  # fmt: skip
+
+
+@functools.cache
+def _gauge(name: str) -> Any:
+    return Gauge(f"mixednuts_{name}", description=DESCRIPTIONS[name], tag_keys=("run", "stage"))
 
 
 class RayWorker(AttackWorker):
@@ -175,9 +191,8 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
     Raises:
         ClusterError: if there is no room for a single worker and no number is configured.
     """
-    placement = _placement(compute)
     num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
-    gpus, cores = (_resources(placement)[name] for name in ("GPU", "CPU"))
+    gpus, cores = (_resources(compute)[name] for name in ("GPU", "CPU"))
     gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
     if num_workers and num_gpus is None and not gpus and may_grow:
         logger.warning(
@@ -186,48 +201,23 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
             num_workers,
         )
     room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
-    if not num_workers and not room:
-        options = " and ".join(f"compute.{name}={value}" for name, value in placement.items())
+    settings = PoolSettings(compute, num_workers or room, gpus_each)
+    if not settings.n_workers:
+        options = " and ".join(f"compute.{name}={value}" for name, value in settings.placement.items())
         raise ClusterError(
             f"the cluster has {cores:g} cores and {gpus:g} GPUs{options and f' on nodes with {options}'}, and a worker "
             f"needs {num_cpus:g} and {gpus_each:g}. If the cluster grows, set compute.num_workers to the most GPUs "
             "that it may have, and compute.num_gpus=1"
         )
-    return PoolSettings(compute, num_workers or room, gpus_each, placement=placement)
+    return settings
 
 
-def _placement(compute: ComputeConfig) -> dict[str, Any]:
-    """Return Ray's options for where workers may run."""
-    options = {
-        "accelerator_type": compute.accelerator_type,
-        "label_selector": dict(compute.label_selector),
-        "fallback_strategy": [dict(each) for each in compute.fallback_strategy],
-    }
-    return {name: value for name, value in options.items() if value}
-
-
-def _selectors(placement: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """Return the label selectors of a placement, the preferred one first."""
-    other = [each["label_selector"] for each in placement.get("fallback_strategy", ())]
-    return [placement.get("label_selector", {}), *other]
-
-
-def trial_placement(compute: ComputeConfig) -> dict[str, Any]:
-    """Return where the trials of a search may run.
-
-    A placement group accepts no fallback, so this is the first alternative that a node of the cluster satisfies now.
-    """
-    placement, nodes = _placement(compute), _alive_nodes()
-    selectors = _selectors(placement)
-    found = (selector for selector in selectors if any(_fits(node.get("Labels", {}), selector) for node in nodes))
-    return {**placement, "label_selector": next(found, selectors[0])}
-
-
-def _resources(placement: Mapping[str, Any]) -> Counter[str]:
-    """Return the sum of the resources of the nodes on which `placement` allows workers."""
-    kind, found = placement.get("accelerator_type"), Counter[str]()
+def _resources(compute: ComputeConfig) -> Counter[str]:
+    """Return the sum of the resources of the nodes on which workers may run."""
+    kind, found = compute.accelerator_type, Counter[str]()
+    selectors = [compute.label_selector, *(each["label_selector"] for each in compute.fallback_strategy)]
     for node in _alive_nodes():
-        allowed = any(_fits(node.get("Labels", {}), labels) for labels in _selectors(placement))
+        allowed = any(_fits(node.get("Labels", {}), selector) for selector in selectors)
         if allowed and (not kind or f"accelerator_type:{kind}" in node["Resources"]):
             found.update(node["Resources"])
     return found

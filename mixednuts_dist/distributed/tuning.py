@@ -29,7 +29,6 @@ from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid
 from ..selection.inputs import CachedLogits
 from ..selection.selection import score_candidates
-from .executor import PoolSettings
 from .worker_spec import WorkerSpec
 
 _MAX_FAILURES = 3  # per trial; a lost node does not count
@@ -44,18 +43,18 @@ _QUIET = {
 
 
 def score_on_tune(
-    grid: Grid, spec: WorkerSpec, rows: CachedLogits, criterion: str, settings: PoolSettings,
-    reserved: Mapping[str, float],
+    grid: Grid, spec: WorkerSpec, rows: CachedLogits, criterion: str, reserved: Mapping[str, float], n_trials: int,
+    start_seconds: float,
 ) -> Scores:  # fmt: skip
     """Return the scores of every candidate, which a Tune job on the connected Ray computes.
 
     Args:
-        settings: at most `n_workers` trials run at a time, and fewer if there is little to compute.
-        reserved: the resources of a trial.
+        reserved: the resources of a trial, on any node of the cluster.
+        n_trials: at most this many trials run at a time, and fewer if there is little to compute.
 
     Raises:
         MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
-        ClusterError: if no trial could start for `compute.start_seconds`.
+        ClusterError: if no trial could start for `start_seconds`.
     """
     trial = tune.with_parameters(
         score_power, rows=rows, criterion=criterion, grid=grid, extensions=spec.extensions, folder=spec.working_folder
@@ -63,13 +62,13 @@ def score_on_tune(
     n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
     with _experiment_folder(spec) as folder, _quiet():
         tuner = tune.Tuner(
-            tune.with_resources(trial, _resources(reserved, settings.placement)),
+            tune.with_resources(trial, tune.PlacementGroupFactory([dict(reserved)])),
             param_space={"power": tune.grid_search([*grid.powers])},
             tune_config=tune.TuneConfig(
                 metric="clean_accuracy",
                 mode="max",
                 reuse_actors=True,
-                max_concurrent_trials=min(settings.n_workers, math.ceil(n_logits / _WORTH_A_PROCESS)),
+                max_concurrent_trials=min(n_trials, math.ceil(n_logits / _WORTH_A_PROCESS)),
             ),
             run_config=tune.RunConfig(
                 name=f"{spec.run_id}-{uuid.uuid4().hex[:8]}",
@@ -77,7 +76,7 @@ def score_on_tune(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                callbacks=[_Patience(settings.compute.start_seconds)],
+                callbacks=[_Patience(start_seconds)],
             ),
         )
         results = tuner.fit()
@@ -114,14 +113,6 @@ def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]
         found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean_NK))
         found[f"predicted_retention/{beta:g}"] = int(kept[best]) / max(1, criterion.n_attacked)
     return {"clean_accuracy": found[f"clean_accuracy/{grid.betas[0]:g}"], **found}
-
-
-def _resources(reserved: Mapping[str, float], placement: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    """Return the resources of a trial, on nodes where workers may run."""
-    kind, labels = placement.get("accelerator_type"), placement.get("label_selector")
-    bundle = {**reserved, **({f"accelerator_type:{kind}": 0.001} if kind else {})}
-    options: dict[str, Any] = {"bundle_label_selector": [labels]} if labels else {}
-    return tune.PlacementGroupFactory([bundle], **options)
 
 
 class _Patience(tune.Callback):

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from mixednuts_dist.distributed.metrics import DESCRIPTIONS
-from mixednuts_dist.distributed.ray_executor import RayExecutor
+from mixednuts_dist.distributed.ray_executor import DESCRIPTIONS, RayExecutor
 
 DASHBOARD = Path(__file__).parents[2] / "jobs" / "grafana.json"
 
