@@ -1,7 +1,4 @@
-"""Download and read weights of other packages as tensors only, never as code, with clear errors for common wrong files.
-
-Functions that need PyTorch import it themselves, so that missing files are found without loading PyTorch.
-"""
+"""Download and read weights of other packages as tensors only, never as code, with clear errors for wrong files."""
 
 import contextlib
 import hashlib
@@ -13,18 +10,13 @@ import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 import requests
+from torch import Tensor, nn
 
 from ..config.uris import Missing
 from ..errors import BaseClassifierError, reason_of
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-_NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
-_PREFIXES = ("module.", "_orig_mod.")
 _HEAD_BYTES = 512
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _BLOCK = 1 << 16
@@ -58,7 +50,7 @@ def tensors_only() -> Iterator[None]:
             os.environ[_TENSORS_ONLY] = before
 
 
-def load_weights(model: "nn.Module", path: Path, may_lack: Collection[str] = ()) -> "nn.Module":
+def load_weights(model: nn.Module, path: Path, may_lack: Collection[str] = ()) -> nn.Module:
     """Load all tensors of a .safetensors or PyTorch file into `model`.
 
     Args:
@@ -75,31 +67,30 @@ def load_weights(model: "nn.Module", path: Path, may_lack: Collection[str] = ())
     return model
 
 
-def read_state_dict(path: Path) -> "dict[str, Tensor]":
+def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the named tensors of a checkpoint, without outer keys such as `model` and prefixes such as `module.`.
 
     Raises:
         BaseClassifierError: for a missing or damaged file, an HTML page or Git LFS pointer saved as one, or pickled
             objects other than tensors.
     """
-    import torch
-    from safetensors.torch import load_file
-
     if problem := checkpoint_problem(path):
         raise BaseClassifierError(problem)
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
         with quietly():  # torch warns about pickle protocols before it rejects them
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            state: dict[str, Tensor] = import_quietly("timm.models").load_state_dict(str(path), weights_only=True)
     except pickle.UnpicklingError as error:
         raise BaseClassifierError(
             f"{path} holds more than tensors, and loading it could run any code: {reason_of(error)}. If you "
             "trust it, convert it once: torch.save(torch.load(FILE, weights_only=False)['state_dict'], FILE)"
         ) from error
-    except Exception as error:  # at damaged bytes the two parsers raise almost any of Python's errors
-        raise BaseClassifierError(f"{path} is damaged: {reason_of(error)}; copy or download it again") from error
-    return _unwrapped(content, path)
+    except Exception as error:  # at damaged bytes the parsers raise almost any of Python's errors
+        raise BaseClassifierError(
+            f"{path} is damaged or holds no state dict: {reason_of(error)}; copy or download it again"
+        ) from error
+    if not all(isinstance(value, Tensor) for value in state.values()):
+        raise BaseClassifierError(f"{path} holds {list(state)[:10]}; it needs a state dict: names and their tensors")
+    return state
 
 
 def checkpoint_problem(path: Path) -> str | None:
@@ -117,22 +108,6 @@ def checkpoint_problem(path: Path) -> str | None:
         )
     is_pointer = head.startswith(b"version https://git-lfs")
     return f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull" if is_pointer else None
-
-
-def _unwrapped(content: Any, path: Path) -> "dict[str, Tensor]":
-    import torch
-
-    for key in _NESTED:
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        found = sorted(map(str, content))[:10] if isinstance(content, dict) else type(content).__name__
-        raise BaseClassifierError(f"{path} holds {found}; it needs a state dict: names and their tensors")
-    state: dict[str, Tensor] = content
-    for prefix in _PREFIXES:
-        if state and all(str(name).startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
 
 
 def fetch(item: Missing) -> str:
@@ -153,8 +128,7 @@ def fetch(item: Missing) -> str:
         part.parent.mkdir(parents=True, exist_ok=True)
         with requests.get(item.url, timeout=_TIMEOUT_SECONDS, stream=True) as response, part.open("wb") as file:
             response.raise_for_status()
-            for block in response.iter_content(_BLOCK):  # raises if fewer bytes arrive than were announced
-                file.write(block)
+            file.writelines(response.iter_content(_BLOCK))  # raises if fewer bytes arrive than were announced
     except Exception as error:  # libraries raise their own errors
         source = item.url or "its library"
         raise BaseClassifierError(

@@ -2,11 +2,14 @@
 
 import contextlib
 import difflib
-import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from torch import hub
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource, Missing
@@ -20,29 +23,26 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which
 
 def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missing]:
     """Yield the first file of each list in `needed`, unless the local Hugging Face cache has a file of that list."""
-    hub = import_quietly("huggingface_hub")
     for names in needed:
-        if not any(isinstance(hub.try_to_load_from_cache(repository, name), str) for name in names):
-            folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+        if not any(isinstance(try_to_load_from_cache(repository, name), str) for name in names):
+            folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
             yield Missing(
                 f"{names[0]} of the hub's {repository}", str(folder), f"huggingface-cli download {repository}",
-                get=partial(hub.hf_hub_download, repository, names[0]),
+                get=partial(hf_hub_download, repository, names[0]),
             )  # fmt: skip
 
 
 def missing_checkpoint(url: str, what: str, folder: Path | None = None) -> Iterator[Missing]:
     """Yield the file of `url` if it is not in `folder`, by default PyTorch's cache.
 
-    If the name ends in 8 hex digits after a hyphen, these are the first digits of its sha256.
+    If the name ends in 8 or more hex digits after a hyphen, these are the first digits of its sha256.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch"
     name = url.rpartition("/")[2]
-    path = (folder or Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "hub" / "checkpoints") / name
+    path = (folder or Path(hub.get_dir(), "checkpoints")) / name
     if not path.is_file():
-        digits = Path(name).stem.rpartition("-")[2]
-        known = len(digits) == 8 and set(digits) <= set("0123456789abcdef")
+        digits = re.search(r"-([0-9a-f]{8,})\.", name)
         command = f"curl -L --create-dirs -o {path} {url}"
-        yield Missing(f"the weights of {what}", str(path), command, url, digits if known else "")
+        yield Missing(f"the weights of {what}", str(path), command, url, digits[1] if digits else "")
 
 
 def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:

@@ -9,7 +9,6 @@ robustbench 1.1.1 imports `autoattack` but depends on pyautoattack, the same cod
 It also imports pkg_resources, which setuptools 81 removed (hence the pin), and its classes print messages.
 """
 
-import ast
 import difflib
 import importlib
 import importlib.util
@@ -17,16 +16,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
+
+from torch import Tensor, nn
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError
+from ..mixing.classifier import MixedClassifier
+from ..selection.choice import Choice
 from .checkpoints import checkpoint_problem, import_quietly, load_weights, quietly, tensors_only
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 MODEL_DIR = "models"
 MIXTURE = "Bai2024MixedNUTS"
@@ -44,7 +44,6 @@ _STD_URLS = {
 _N_CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 _ARCHITECTURES = "robustbench.model_zoo.architectures"
 _UNUSED_BY_FORWARD = {"mean", "std", "mu", "sigma", "normalize.mean", "normalize.std"}
-_SOURCE_NAMES = {"Linf": "linf", "L2": "l2", "corruptions": "common_corruptions"}  # names in the zoo's source
 
 
 def import_robustbench(name: str = "robustbench") -> ModuleType:
@@ -73,8 +72,8 @@ def _alias_autoattack() -> None:
             super().__init__(model, **options)
 
         def run_standard_evaluation(
-            self, x_orig: "Tensor", y_orig: "Tensor", *, bs: int = 250, state_path: Path | None = None
-        ) -> "Tensor":
+            self, x_orig: Tensor, y_orig: Tensor, *, bs: int = 250, state_path: Path | None = None
+        ) -> Tensor:
             if state_path is not None:
                 raise BaseClassifierError("pyautoattack cannot resume from a saved state. Leave out aa_state_path")
             x_adv: Tensor = super().run_standard_evaluation(x_orig, y_orig, batch_size=bs)[0]
@@ -92,24 +91,13 @@ def robustbench_file(relative: str) -> Path:
     return Path(spec.origin).parent / relative
 
 
-def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
-    """Return a dict from model names to the Google Drive id, or ids, of their files, read from the source of the zoo.
-
-    Importing the zoo would take seconds. The source contains
-    `linf = OrderedDict([("Carmon2019Unlabeled", {"model": ..., "gdrive_id": "..."}), ...])`. Models without an id are
-    downloaded by another library.
-    """
-    tree = ast.parse(robustbench_file(f"model_zoo/{dataset}.py").read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
-    for assignment in tree.body:
-        if not isinstance(assignment, ast.Assign) or ast.unparse(assignment.targets[0]) != _SOURCE_NAMES[threat]:
-            continue
-        for node in ast.walk(assignment):
-            if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict):
-                pairs = zip(node.elts[1].keys, node.elts[1].values, strict=True)
-                ids = [ast.literal_eval(value) for key, value in pairs if key and ast.unparse(key) == "'gdrive_id'"]
-                found[ast.literal_eval(node.elts[0])] = ids[0] if ids else None
-    return found
+def zoo_models(dataset: str, threat: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the models of the zoo by name: how each is built, and the Google Drive id, or ids, of its files."""
+    zoo = import_robustbench("robustbench.model_zoo")
+    models: Mapping[str, Mapping[str, Any]] = zoo.model_dicts[zoo.models.BenchmarkDataset(dataset)].get(
+        zoo.models.ThreatModel(threat), {}
+    )
+    return models
 
 
 def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
@@ -132,7 +120,7 @@ def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
              options={"dataset": "cifar10|cifar100|imagenet", "threat": "Linf|L2|corruptions", "part": "std",
                       "model_dir": "text", "weights": "none", "seed": "number"},
              random_weights=True, missing="missing_weights")  # fmt: skip
-def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
+def load_zoo_model(uri: ClassifierSource) -> nn.Module:
     """Build the model with its published weights, or for `weights=none` with random ones.
 
     Raises:
@@ -141,9 +129,6 @@ def load_zoo_model(uri: ClassifierSource) -> "nn.Module":
     """
     dataset, threat = _benchmark(uri)
     if parts := _parts(uri):
-        from ..mixing.classifier import MixedClassifier
-        from ..selection.choice import Choice
-
         std, rob = (load_zoo_model(part) for part in parts)
         return MixedClassifier.from_mixture(std, rob, Choice.published(dataset).mixture()).eval()
     files = _weight_files(uri)
@@ -186,7 +171,7 @@ def _weight_files(uri: ClassifierSource) -> list[tuple[Path, str]]:
         BaseClassifierError: for a model or a part that the zoo does not have.
     """
     dataset, threat = _benchmark(uri)
-    names, part = drive_ids(dataset, threat), uri.option("part")
+    names, part = zoo_models(dataset, threat), uri.option("part")
     if uri.target not in names:
         close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0.3) or list(names)[:5]
         raise BaseClassifierError(
@@ -195,14 +180,15 @@ def _weight_files(uri: ClassifierSource) -> list[tuple[Path, str]]:
         )
     if part is not None and uri.target != MIXTURE:
         raise BaseClassifierError(f"{uri.target} has no parts; only {MIXTURE} takes part=std")
-    ids, path = names[uri.target], Path(uri.option("model_dir") or MODEL_DIR, dataset, threat, f"{uri.target}.pt")
+    ids = names[uri.target].get("gdrive_id")
+    path = Path(uri.option("model_dir") or MODEL_DIR, dataset, threat, f"{uri.target}.pt")
     if isinstance(ids, list):
         files = [(path.with_name(f"{path.name}_m{i}.pt"), drive_id) for i, drive_id in enumerate(ids)]
         return files if part is None else files[:1]
     return [(path, ids)] if ids else []
 
 
-def _random_model(uri: ClassifierSource) -> "nn.Module":
+def _random_model(uri: ClassifierSource) -> nn.Module:
     """Build a model of the zoo, or the published `std`, with random weights.
 
     The published `std` is a BiT ResNet-152x2 on CIFAR, and ConvNeXt V2-L without normalization on ImageNet.
@@ -211,12 +197,10 @@ def _random_model(uri: ClassifierSource) -> "nn.Module":
     n_classes = _N_CLASSES[dataset]
     with quietly():
         if uri.option("part") is None:
-            zoo = import_robustbench("robustbench.model_zoo")  # it registers some of its models in timm
-            enums = import_robustbench("robustbench.model_zoo.enums")
+            entry = zoo_models(dataset, threat)[uri.target]  # the zoo registers some of its models in timm
             timm, registered = import_quietly("timm"), f"{uri.target}_{dataset}_{threat}".lower().replace("-", "_")
             if timm.is_model(registered):
                 return timm.create_model(registered, num_classes=n_classes)  # type: ignore[no-any-return]
-            entry = zoo.model_dicts[enums.BenchmarkDataset(dataset)][enums.ThreatModel(threat)][uri.target]
             return entry["model"]()  # type: ignore[no-any-return]
         if dataset == "imagenet":
             return import_robustbench(f"{_ARCHITECTURES}.convnext_v2").convnextv2_large(num_classes=n_classes)  # type: ignore[no-any-return]

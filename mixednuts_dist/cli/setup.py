@@ -86,12 +86,12 @@ def check(given: Invocation, fetch: bool) -> None:
 
 def _missing(config: RunConfig, fetch: bool) -> Iterator[str]:
     """Download the missing files if `fetch` is set, and yield a problem per file that is still missing."""
-    from ..classifiers.checkpoints import fetch as download
-
     for key, source in config.sources.items():
         try:
             for lacking in source.missing(key):
                 if fetch:
+                    from ..classifiers.checkpoints import fetch as download
+
                     MESSAGES.print(f"{key}: {lacking.what} -> {lacking.path}")
                     click.echo(f"sha256 {download(lacking)}  {lacking.path}")
                 else:

@@ -1,7 +1,4 @@
-"""Datasets that are arrays: `digits`, `cifar10`, `cifar100` and `npz:FILE`.
-
-Functions that create tensors import PyTorch themselves, so that missing files are found without loading PyTorch.
-"""
+"""Datasets that are arrays: `digits`, `cifar10`, `cifar100` and `npz:FILE`."""
 
 import hashlib
 import logging
@@ -13,18 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..classifiers.checkpoints import import_quietly
 from ..config.register import DATASETS
 from ..config.uris import DatasetSource, Missing
 from ..errors import DatasetError
 from .datasets import Dataset, check_images
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +32,6 @@ _CHUNK = 1000  # images that are checked or hashed at a time
 _FLOATS = (np.float16, np.float32, np.float64)
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LENGTHS_AT = 26  # offset in a zip member's header of the lengths of its last two fields, the name and the extra field
-_CIFAR_FILES = {"CIFAR10": "cifar-10-batches-py/test_batch", "CIFAR100": "cifar-100-python/test"}
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,8 @@ class ArrayImages(Dataset):
 
     uri: str
     images: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]  # (N,) integers; int64 once it is made
-    class_names: tuple[str, ...] = ()  # if they are known
+    labels: np.ndarray[Any, Any]  # (N,) integers
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_arrays(self.uri, self.images, self.labels)
@@ -59,10 +54,8 @@ class ArrayImages(Dataset):
             for start in range(0, len(self), _CHUNK):
                 check_images(*self.read(start, start + _CHUNK), self.uri)
 
-    def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
-        import torch
-
         native = self.images.dtype.newbyteorder("=")  # torch knows no other byte order
         pixels = torch.from_numpy(np.array(_channels_first(self.images[start:stop]), native, order="C"))
         scaled = pixels.float().div(255) if pixels.dtype == torch.uint8 else pixels.float()
@@ -84,21 +77,13 @@ def open_digits(_: DatasetSource) -> ArrayImages:
     return ArrayImages("digits", images.numpy(), labels.numpy())
 
 
-def load_digits_split(split: Literal["train", "test"]) -> "tuple[Tensor, Tensor]":
-    """Read one half of the digits. The sample id of an image is its row in the half.
+def load_digits_split(split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
+    """Return one half of the digits: images (N, 1, 8, 8), float32 in [0, 1], and labels (N,), int64.
 
     The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data,
     about 130 from each of 13 people. The rows of each person seem to be together, so a cut at one row puts all writers
     except one on one side. With a shuffled split, the accuracies would be too high.
-
-    Args:
-        split: "train" for the first 898 rows of `sklearn.datasets.load_digits`, "test" for the other 899.
-
-    Returns:
-        Images, float32 of shape (N, 1, 8, 8) in [0, 1] (multiples of 1/16), and labels, int64 of shape (N,).
     """
-    import torch
-
     package = find_spec("sklearn")  # its table is read as a file, because importing scikit-learn takes three seconds
     assert package is not None and package.origin is not None
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
@@ -111,10 +96,11 @@ def load_digits_split(split: Literal["train", "test"]) -> "tuple[Tensor, Tensor]
 def missing_cifar(uri: DatasetSource) -> Iterator[Missing]:
     """List the missing files of `cifar10:` and `cifar100:` URIs."""
     name, folder = uri.scheme.upper(), uri.target or CIFAR_ROOT
-    path = Path(folder, _CIFAR_FILES[name])
+    cifar = getattr(import_quietly("torchvision.datasets"), name)
+    path = Path(folder, cifar.base_folder, cifar.test_list[0][0])
 
     def get() -> Path:
-        getattr(import_quietly("torchvision.datasets"), name)(folder, download=True)  # it checks the MD5
+        cifar(folder, download=True)  # it checks the MD5
         return path
 
     if not path.is_file():

@@ -4,15 +4,14 @@ The sample id of an image is its index in the split, even if a run uses only som
 """
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..config.uris import DatasetSource
 from ..errors import DatasetError
-
-if TYPE_CHECKING:  # missing files are listed without PyTorch
-    from torch import Tensor
 
 
 class Dataset(Protocol):
@@ -27,7 +26,7 @@ class Dataset(Protocol):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> "tuple[Tensor, int]":
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return one image, float32 (C, H, W) in [0, 1], and its label.
 
         Raises:
@@ -37,7 +36,7 @@ class Dataset(Protocol):
         images, labels = self.read(start, start + 1)
         return images[0], int(labels[0])
 
-    def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return images `start` .. `stop - 1`, float32 in [0, 1] of shape (B, C, H, W), and their labels."""
 
     def checksum(self, n: int) -> str:
@@ -59,14 +58,12 @@ def open_dataset(uri: str) -> Dataset:
     return dataset
 
 
-def check_images(images_BCHW: "Tensor", labels_B: "Tensor", uri: str) -> None:
+def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
     """Check that a dataset has read float32 images in [0, 1] with their labels.
 
     Raises:
         DatasetError: with what was found.
     """
-    import torch
-
     if images_BCHW.dim() != 4 or images_BCHW.dtype != torch.float32 or labels_B.shape != images_BCHW.shape[:1]:
         raise DatasetError(
             f"{uri}: read images {tuple(images_BCHW.shape)} of {images_BCHW.dtype} and labels {tuple(labels_B.shape)}; "

@@ -1,7 +1,4 @@
-"""Datasets of image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`.
-
-Functions that create tensors import PyTorch themselves, so that missing files are found without loading PyTorch.
-"""
+"""Datasets of image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`."""
 
 import hashlib
 import itertools
@@ -13,9 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 from ..classifiers.checkpoints import import_quietly
 from ..classifiers.robustbench_zoo import robustbench_file
@@ -23,9 +23,6 @@ from ..config.register import DATASETS
 from ..config.uris import PREPROCESS, DatasetSource, Missing
 from ..errors import DatasetError
 from .datasets import Dataset
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +41,12 @@ class ImageFiles(Dataset):
     preprocess: str | None
     class_names: tuple[str, ...]  # class 0, 1, ...
 
-    def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels.
 
         Raises:
             DatasetError: for a file that is missing or is not an image, or for images of different sizes.
         """
-        import torch
-
         prepare, names = preprocessing(self.preprocess), self.names[start:stop]
         images = [self._decoded(name, prepare) for name in names]
         for name, image in zip(names, images, strict=True):
@@ -78,14 +73,12 @@ class ImageFiles(Dataset):
         except FileNotFoundError as error:
             raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
 
-    def _decoded(self, name: str, prepare: "Callable[[Any], Tensor]") -> "Tensor":
+    def _decoded(self, name: str, prepare: Callable[[Image.Image], Tensor]) -> Tensor:
         """Return one image, uint8 of shape (3, H, W)."""
-        from PIL import Image, UnidentifiedImageError
-
         try:
             with self._opened(name) as file, Image.open(file) as image:
                 return prepare(image.convert("RGB"))
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
             raise DatasetError(f"{self.uri}: {self.root / name} is damaged or no image: {error}") from error
 
 
@@ -111,7 +104,7 @@ def open_folder(uri: DatasetSource) -> ImageFiles:
     return ImageFiles(f"folder:{uri.target}", root, names, labels, uri.option("preprocess"), tuple(classes))
 
 
-def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
+def preprocessing(name: str | None) -> Callable[[Image.Image], Tensor]:
     """Return RobustBench's preprocessing of that name, from a PIL image to uint8 (3, H, W).
 
     A name without a crop, such as "Res224", resizes the image to a square.
@@ -125,7 +118,7 @@ def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
         steps.append(transforms.Resize(side if match["crop"] else [side, side], interpolation=mode))
     if match and match["crop"]:
         steps.append(transforms.CenterCrop(int(match["crop"])))
-    composed: Callable[[Any], Tensor] = transforms.Compose([*steps, transforms.PILToTensor()])
+    composed: Callable[[Image.Image], Tensor] = transforms.Compose([*steps, transforms.PILToTensor()])
     return composed
 
 

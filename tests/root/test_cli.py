@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
         ("run", ["std=resnet50"], ["valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"]),
         (
             "check",
-            ["data.uri=npz:nowhere.npz", "std=timm:resnet18?checkpoint=gone.pt", "rob=robustbench:Carmon2019Unlabeled"],
-            ["data.uri: file is missing", "nowhere.npz", "std: ", "gone.pt", "rob: ", "Carmon2019Unlabeled"],
+            ["data.uri=npz:nowhere.npz", "std=timm:resnet18?checkpoint=gone.pt", "rob=py:gone.py:rob"],
+            ["data.uri: file is missing", "nowhere.npz", "std: ", "gone.pt", "rob: ", "gone.py"],
         ),
     ],
 )
