@@ -8,7 +8,7 @@ Name this file in a configuration, and add the attack to those of the evaluation
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG002, ARG004 - a registered attack receives arguments that PGD does not need
+# ruff: noqa: ARG004 - `passes` receives arguments that PGD does not need
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ STEP = 1 / 4  # relative to eps, so 2/255 at 8/255
 
 @dataclass
 class PgdState(SlotState):
-    """The state of each slot; the scheduler also keeps its clean image `x` and its `n_passes`."""
+    """The state of each slot; the scheduler also keeps `x`, `labels`, `targets` and `n_passes`."""
 
     x_adv: Images
 
@@ -36,8 +36,7 @@ class PgdState(SlotState):
 class PgdSteps(Stepper[PgdState]):
     """The rule for the steps, which have a quarter of the radius as their length."""
 
-    def init(self, like_SCHW: Tensor) -> PgdState:
-        return PgdState.of(like_SCHW)
+    state_type = PgdState
 
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.random_start(self.ball)
@@ -45,8 +44,8 @@ class PgdSteps(Stepper[PgdState]):
     def ask(self, state: PgdState) -> Tensor:
         return state.x_adv
 
-    def loss(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.logits, labels, reduction="none")
+    def loss(self, state: PgdState, outputs: Outputs) -> Tensor:
+        return F.cross_entropy(outputs.logits, state.labels, reduction="none")
 
     def tell(self, state: PgdState, x: Tensor, result: StepResult) -> Tensor:
         step = STEP * self.ball.eps * self.ball.steepest(result.grad)

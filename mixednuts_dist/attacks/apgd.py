@@ -1,43 +1,31 @@
 """APGD (Croce & Hein 2020, algorithm 1): gradient ascent that halves its step size if the loss rises too seldom.
 
 A run evaluates its start in iteration 0 and takes the published steps in iterations 1 .. n_iter. `Apgd` computes the
-steps, and `SparseApgd` those in L1. The attacks choose losses and targets, and `float32_runs` follow them.
+steps, and `SparseApgd` those in L1. The attacks choose losses and targets.
 
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG004 - all registered functions have the same arguments, and some need fewer
+# ruff: noqa: ARG004 - `passes` has the same arguments for all attacks, and some need fewer
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS, LOSSES
-from ..norms.ball import MOMENTUM, ball_of, per_image
+from ..norms.ball import ball_of, per_image
 from ..norms.l1 import project_on_l1, sparse_signs
 from .attack import Attack, Setting
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import (
-    Counts,
-    Flags,
-    Images,
-    ImageSummary,
-    Numbers,
-    Run,
-    SlotState,
-    StartBatch,
-    Stepper,
-    StepResult,
-    copy_rows,
-    sent,
-)
+from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
+MOMENTUM = 0.75  # weight of the new step; the last displacement has the weight 1 - MOMENTUM
 RHO = 0.75  # condition 1: the step is halved if the loss rose in at most this share of the steps
 
 # In L1
@@ -46,10 +34,6 @@ _SHRINK = 1.5  # a step moves this many times fewer pixels than the best point; 
 _SPARSER = 0.95  # if the number of moved pixels falls below this share, return to the best point with the longest step
 _SHORTEST = 10.0  # a step is at least the radius divided by this
 
-# Float32 steps on the margin itself, from the best point that low-precision gradients found.
-POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
-# They are repeated if the margin fell by more than `POLISH_AGAIN`, for at most `POLISH_ROUNDS` rounds in all.
-POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6
 BLOCK = "apgd"  # one block for the runs of all APGD attacks, because none needs the result of another one
 
 
@@ -76,7 +60,7 @@ class ApgdState(SlotState):
     scale: Counts  # in L1, the radius of the ball in units of eps
     share: Numbers  # in L1, share of the pixels that a step moves
     n_moved: Counts  # in L1, pixels in which the best point differed from the image at the last review
-    losses: list[str]  # names of all losses that any run in the batch has had
+    losses: list[str] = field(default_factory=list)  # names of all losses that any run in the batch has had
 
 
 @dataclass(frozen=True)
@@ -85,10 +69,8 @@ class Apgd(Stepper[ApgdState]):
 
     n_iter: int = 100
     first_step: float = 2.0  # in radii
+    state_type = ApgdState
     start_scale: ClassVar[int] = 1  # radius of the ball of a random start, in units of eps
-
-    def init(self, like_SCHW: Tensor) -> ApgdState:
-        return ApgdState.of(like_SCHW, losses=[])
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         largest = type(self.ball)(self.start_scale * self.ball.eps)
@@ -107,16 +89,17 @@ class Apgd(Stepper[ApgdState]):
         return torch.where(per_image(starting, x_new), state.x_adv, x_new) if anyone(starting) else x_new
 
     def _step(self, state: ApgdState) -> Tensor:
-        weight = torch.where(state.iteration <= 1, 1.0, MOMENTUM)
-        step_S111, weight_S111 = (per_image(each, state.x) for each in (state.step_size, weight))
-        return self.ball.ascend(state.x, state.x_adv, state.direction, step_S111, weight_S111, state.displacement)
+        weight = per_image(torch.where(state.iteration <= 1, 1.0, MOMENTUM), state.x)
+        z = self.ball.project(state.x_adv + per_image(state.step_size, state.x) * state.direction, state.x)
+        z = state.x_adv + (z - state.x_adv) * weight + state.displacement * (1 - weight)
+        return self.ball.project(z, state.x)
 
-    def loss(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        total, weights = torch.zeros_like(state.loss_best), torch.ones_like(state.loss_best)
+    def loss(self, state: ApgdState, outputs: Outputs) -> Tensor:
+        total = torch.zeros_like(state.loss_best)
         for number, name in enumerate(state.losses):
             chosen = state.loss == number
             if anyone(chosen):
-                values = LOSSES.get(name)(outputs, labels, targets, weights).to(total)
+                values = LOSSES.get(name)(outputs, state.labels, state.targets).to(total)
                 total = torch.where(chosen, values, total)
         return total
 
@@ -291,24 +274,3 @@ class ApgdT(ApgdCe):
     def runs(self) -> Sequence[Run]:
         stepper = stepper_for(self.setting)
         return [Run(self.name, stepper, target, block=BLOCK, loss=self.loss) for target in self.setting.targets]
-
-
-def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
-    """Return the float32 runs that follow runs with low-precision gradients: first a polish, then repeats.
-
-    The polish is a short run on the margin from the best point of each image, which repeats as long as it lowers the
-    margin by more than `POLISH_AGAIN`. A borderline image then repeats in float32 the low-precision runs that it did
-    not take or whose own smallest margin was borderline, because low-precision gradients are too inexact for the last
-    thousandth of the margin.
-    """
-    stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
-
-    def still_gains(image: ImageSummary) -> bool:
-        return image.gain > POLISH_AGAIN
-
-    def borderline(image: ImageSummary) -> bool:
-        return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
-
-    polish = Run("polish", stepper, from_best=True, loss="margin", float32=True, attack=attack)
-    again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
-    return [polish, *again, *(replace(run, float32=True, wanted=borderline, block="repeats") for run in low_precision)]

@@ -4,8 +4,8 @@ To add an attack, register a subclass of `Attack` in its own file, in this folde
 in the configuration: `extensions: [my_attack.py]`). `examples/pgd.py` is a complete one.
 
 `options` lists the keys of the budget that the attack uses. The decorator also takes `norms` (by default, the attack
-supports all of them), `gradients=False` (the attack may run on black boxes; then set `takes_gradient = False` and
-`Stepper.gradient_every = 0`) and `mixtures_only`. If a stepper has settings, declare them as fields of a frozen
+supports all of them), `gradients=False` (the attack may run on black boxes; then set `Stepper.gradient_every = 0`) and
+`mixtures_only`. If a stepper has settings, declare them as fields of a frozen
 dataclass, because the runs of equal steppers share a batch.
 
 The scheduler does the rest (`scheduler.py`). It keeps each run's point with the smallest margin and verifies it.
@@ -16,10 +16,9 @@ break the image, the first one in the plan counts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
 from .budget import AttackBudget
@@ -66,11 +65,10 @@ class Attack:
     name: ClassVar[str] = ""
     # Whether each run maximizes a loss until its last iteration. The margins after such runs show which images are
     # borderline. With low-precision gradients, float32 runs follow the last such attack of a plan
-    # (`apgd.float32_runs`).
+    # (`plans.float32_runs`).
     climbs_to_the_end: ClassVar[bool] = False
     # Attacks that run after this one and are reported under its name, unless the list of attacks contains them.
     followed_by: ClassVar[tuple[str, ...]] = ()
-    takes_gradient: ClassVar[bool] = True
     # Whether the attack depends on small differences, such as Square's between two losses, or FAB's to the decision
     # boundary. If so, borderline images take its low-precision runs once more in float32.
     repeats_in_float32: ClassVar[bool] = False
@@ -86,9 +84,3 @@ class Attack:
     def runs(self) -> Sequence[Run]:
         """Return the runs on each image, in order."""
         raise NotImplementedError
-
-
-def runs_of(name: str, setting: Setting) -> list[Run]:
-    """Return the runs of the attack that is registered as `name`, planned with the budget of this attack."""
-    own = replace(setting, budget=setting.budget.of(name))
-    return [replace(run, attack=name) for run in ATTACKS.get(name)(own).runs()]

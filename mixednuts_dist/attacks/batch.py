@@ -26,8 +26,6 @@ READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the de
 class Points(Slots):
     """Results that the batch itself keeps for each slot, with margins in the precision of the passes."""
 
-    labels: Counts
-    targets: Counts
     best: Images  # where the smallest margin was seen
     log1m_margin: Doubles  # log(1 - margin) there
     wrong: Flags  # whether `best` is misclassified
@@ -102,10 +100,10 @@ class Batch:
 
     def _evaluate(self, x: Tensor) -> StepResult | None:
         """One forward pass and, if it is due, one backward pass; None if memory was short."""
-        labels, targets = self._points.labels, self._points.targets
+        labels = self._state.labels
 
         def loss_of(outputs: Outputs) -> Tensor:
-            return self.stepper.loss(self._state, outputs, labels, targets)
+            return self.stepper.loss(self._state, outputs)
 
         try:
             logits, loss, grad = self.model.evaluate(x, loss_of if self._takes_gradient else None)
@@ -115,7 +113,7 @@ class Batch:
             return None
         logits = logits.float()
         log1m_margin, wrong = log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels
-        return StepResult(logits, labels, targets, log1m_margin, wrong, loss, grad)
+        return StepResult(logits, log1m_margin, wrong, loss, grad)
 
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
@@ -150,7 +148,7 @@ class Batch:
         ended = [slot for slot in self.running if over[slot]]
         queued = []
         for slots, pixels, at in ((copied, points.queued, queued_at), (ended, points.best, n_passes)):
-            for slot, x in zip(slots, pixels[sent(slots, points.labels)] if slots else (), strict=True):
+            for slot, x in zip(slots, pixels[sent(slots, self._state.labels)] if slots else (), strict=True):
                 queued.append(QueuedPoint(self.running[slot], x, at[slot], ends=pixels is points.best))
         for slot, job in self.running.items():
             job.n_passes = n_passes[slot]
@@ -181,29 +179,28 @@ class Batch:
         order = sorted(self.waiting, key=lambda job: -1 if job is job.image.next_job else job.place)
         jobs, taken = order[: len(free)], {*order[: len(free)]}
         self.waiting = [job for job in self.waiting if job not in taken]
-        slots, points = sent(free[: len(jobs)], self._points.labels), self._points
-        images, like = [job.image for job in jobs], points.labels
+        state, points, like = self._state, self._points, self._state.labels
+        slots = sent(free[: len(jobs)], like)
         batch = StartBatch(
             runs=[job.run for job in jobs],
-            x=torch.stack([image.x for image in images]),
-            best=torch.stack([image.best for image in images]),
-            labels=sent([image.label for image in images], like),
-            targets=sent([job.target for job in jobs], like),
+            x=torch.stack([job.image.x for job in jobs]),
+            best=torch.stack([job.image.best for job in jobs]),
             keys=sent([job.key for job in jobs], like),
         )
-        points.labels[slots], points.targets[slots] = batch.labels, batch.targets
+        state.x[slots] = points.best[slots] = batch.x
+        state.labels[slots] = sent([job.image.label for job in jobs], like)
+        state.targets[slots] = sent([job.target for job in jobs], like)
+        state.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
         # Margins in different precisions are not comparable, so each run starts without the image's best margin.
-        self._state.x[slots] = points.best[slots] = batch.x
         points.log1m_margin[slots], points.least_depth[slots] = -torch.inf, -torch.inf
         points.wrong[slots] = points.over[slots] = False
-        self._state.n_passes[slots], points.queued_at[slots] = 0, -READ_EVERY
-        self.stepper.start(self._state, slots, batch)
+        self.stepper.start(state, slots, batch)
         self.running.update(zip(free, jobs, strict=False))
 
     def _resize(self, n_slots: int) -> None:
         """Change the number of slots: move runs to the front; runs without a slot wait and start again."""
         kept, self.waiting = list(self.running)[:n_slots], list(self.running.values())[n_slots:] + self.waiting
-        index = sent(kept, self._points.labels)
+        index = sent(kept, self._state.labels)
         self._state.resize(index, n_slots)
         self._points.resize(index, n_slots)
         self._points.over[len(kept) :] = True
@@ -211,6 +208,6 @@ class Batch:
 
     def _free(self, slots: list[int]) -> None:
         if slots:
-            self._points.over[sent(slots, self._points.labels)] = True
+            self._points.over[sent(slots, self._state.labels)] = True
             for slot in slots:
                 del self.running[slot]

@@ -47,7 +47,7 @@ def checked_labels(
     low, high, last = int(y_B.min()), int(y_B.max()), logits_BK.shape[1] - 1
     if low < 0 or high > last:
         raise InvalidInputError(f"labels range from {low} to {high}, the model's classes from 0 to {last}")
-    if any(ATTACKS.get(name).takes_gradient for name in attacks):
+    if any(ATTACKS.entries()[name].facts.get("gradients", True) for name in attacks):
         _check_gradient(model, tried, logits_BK)
     return y_B.long()
 

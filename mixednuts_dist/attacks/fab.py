@@ -28,6 +28,7 @@ from .attack import Attack
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .hyperplane import project_on_plane
+from .losses import anyone
 from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 OVERSHOOT = 1.05  # eta: the step is this many times as long as the way to the linearized boundary
@@ -37,7 +38,6 @@ START = 0.5  # restarts begin at this share of the radius
 
 DUAL_ORDER = {"Linf": 1, "L2": 2, "L1": torch.inf}  # by norm: the order of the dual norm, which measures gradients
 _SHORTEST, _TINY = 1e-8, 1e-12  # guards divisions by the length of a step and of a gradient, as published
-_ROWS_ON_CPU = 32  # the arrays of this many images stay in the cache
 
 
 @dataclass
@@ -56,11 +56,9 @@ class FabSteps(Stepper[FabState]):
     """
 
     n_iter: int = 100
+    state_type = FabState
     gradient_every: ClassVar[int] = 2
     stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
-
-    def init(self, like_SCHW: Tensor) -> FabState:
-        return FabState.of(like_SCHW)
 
     def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image, which is linearized first."""
@@ -69,9 +67,9 @@ class FabSteps(Stepper[FabState]):
     def ask(self, state: FabState) -> Tensor:
         return state.x_next
 
-    def loss(self, state: FabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+    def loss(self, state: FabState, outputs: Outputs) -> Tensor:
         """Return the logit of the target minus that of the label, (S,), from the surrogate of a mixed classifier."""
-        return difference(outputs.logits, labels, targets)
+        return difference(outputs.logits, state.labels, state.targets)
 
     def tell(self, state: FabState, x: Tensor, result: StepResult) -> Tensor:
         """Step to the next iterate after a pass with a gradient, otherwise pull back the iterates that have crossed.
@@ -79,7 +77,7 @@ class FabSteps(Stepper[FabState]):
         The linearization of a mixed classifier has its value and the surrogate's gradient, as in the reference.
         """
         if len(result.grad):
-            value = difference(result.logits, result.labels, result.targets)
+            value = difference(result.logits, state.labels, state.targets)
             state.x_next = next_iterate(state.x, x, value, result.grad, self.threat)
         else:
             # With a weight of 1 lerp gives the point itself.
@@ -109,10 +107,8 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
     """
 
     n_iter: int = 100
+    state_type = UntargetedFabState
     stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
-
-    def init(self, like_SCHW: Tensor) -> UntargetedFabState:
-        return UntargetedFabState.of(like_SCHW)
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
@@ -125,9 +121,9 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
     def ask(self, state: UntargetedFabState) -> Tensor:
         return state.x_now
 
-    def loss(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+    def loss(self, state: UntargetedFabState, outputs: Outputs) -> Tensor:
         """Return f_k of the next class, (S,), from the surrogate of a mixed classifier."""
-        return difference(outputs.logits, labels, _other_class(state.number, labels))
+        return difference(outputs.logits, state.labels, _other_class(state.number, state.labels))
 
     def tell(self, state: UntargetedFabState, x: Tensor, result: StepResult) -> Tensor:
         """Keep the nearest class, step after the last class, and pull back iterates that have crossed."""
@@ -135,7 +131,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         state.left -= state.checking.long()
         state.checking = torch.zeros_like(crossed)
         # As in FAB-T, a mixed classifier's value is its own and its gradient the surrogate's.
-        value = difference(result.logits, result.labels, _other_class(state.number, result.labels)).to(state.value)
+        value = difference(result.logits, state.labels, _other_class(state.number, state.labels)).to(state.value)
         distance = value.abs() / (_TINY + result.grad.flatten(1).norm(DUAL_ORDER[self.threat.norm], dim=1))
         nearer = (distance < state.distance) & ~crossed
         copy_rows(state.grad, result.grad, nearer)
@@ -143,12 +139,8 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         state.distance = torch.where(nearer, distance, state.distance)
         state.number += (~crossed).long()
         complete = state.number >= result.logits.shape[1] - 1
-        # On a CPU, compute only the rows that step. On an accelerator, finding them would make the host wait.
-        rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
-        if len(rows):
-            clean, x_now, value_S, grad = (each[rows] for each in (state.x, x, state.value, state.grad))
-            stepped = next_iterate(clean, x_now, value_S, grad, self.threat)
-            state.x_now[rows] = torch.where(per_image(complete[rows], stepped), stepped, x_now)
+        if anyone(complete):
+            copy_rows(state.x_now, next_iterate(state.x, x, state.value, state.grad, self.threat), complete)
         copy_rows(state.x_now, torch.lerp(state.x, x, PULL_BACK), crossed)
         state.number = torch.where(complete, 0, state.number)
         state.distance = torch.where(complete, torch.inf, state.distance)
@@ -167,12 +159,6 @@ def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, thr
     The weight of the clean image's projection is |d_now| / (|d_now| + |d_x|), at most `MOST_BIAS`. It is small if the
     iterate is close to the decision boundary.
     """
-    n = _ROWS_ON_CPU if x.device.type == "cpu" else len(x)
-    parts = [slice(first, first + n) for first in range(0, len(x), n)]
-    return torch.cat([_next_iterate(x[i], x_now[i], difference[i], grad[i], threat) for i in parts])
-
-
-def _next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, threat: ThreatModel) -> Tensor:
     w_BD = grad.flatten(1)
     # The plane's offset, w z - b, is `difference` at the iterate, and differs from it by w (x - x_now) at the image.
     offset_B = difference + (w_BD * (x - x_now).flatten(1)).sum(dim=1)

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from .losses import anyone
 
-# Newton steps of the projection. On CIFAR-10, 2 to 4 are usually enough. A CPU stops when no root moves any more. An
-# accelerator always takes the same number of steps, because asking for that would make the host wait.
-_NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
+_NEWTON_STEPS = 16  # on CIFAR-10, 2 to 4 are usually enough
 
 
 def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) -> Tensor:
@@ -28,39 +26,26 @@ def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) ->
     # The direction in which each pixel moves; 0 if its w is 0.
     sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
     room_BD = (sign_BD * 0.5).add_(0.5).sub_(t_BD).mul_(sign_BD)  # 1 - t or t
-    weight_BD = w_BD.abs()
-    return sign_BD.mul_(MOVES[norm](weight_BD, room_BD, offset_B.abs()[:, None]))
+    return sign_BD.mul_(MOVES[norm](w_BD.abs(), room_BD, offset_B.abs()[:, None]))
+
+
+# Each function returns the m, (B, D), that is smallest in its norm, with sum_j weight_j m_j = offset and m <= room.
 
 
 def moves_in_linf(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose largest entry is smallest.
-
-    Every pixel moves by lam, or as far as the box allows: m_j = min(lam, room_j). Here lam solves
-
-        g(lam) = sum_j weight_j min(lam, room_j) = offset.
-    """
+    """Return m_j = min(lam, room_j): every pixel moves by lam, or as far as the box allows."""
     return torch.minimum(_root(weight_BD * (room_BD > 0), room_BD, offset_B1), room_BD)
 
 
 def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum of squares is smallest.
-
-    The Lagrangian |m|^2 / 2 - lam (<weight, m> - offset) is stationary at m = lam weight, clipped:
-    m_j = min(lam weight_j, room_j), and pixel j reaches its limit at lam = room_j / weight_j. So lam solves
-
-        g(lam) = sum_j weight_j^2 min(lam, room_j / weight_j) = offset.
-    """
-    arrives_BD = room_BD / weight_BD.clamp(min=1e-30)
+    """Return m_j = min(lam weight_j, room_j), where |m|^2 / 2 - lam (<weight, m> - offset) is stationary."""
+    arrives_BD = room_BD / weight_BD.clamp(min=1e-30)  # the lam at which a pixel reaches the side of the box
     lam_B1 = _root(weight_BD.square() * (arrives_BD > 0), arrives_BD, offset_B1)
     return torch.minimum(weight_BD * lam_B1, room_BD)
 
 
 def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum is smallest.
-
-    This is a linear program with one constraint. Pixels move one after another, in the order of falling weights. Each
-    one moves to the side of the box before the next one moves, until the sum reaches the offset.
-    """
+    """Return the m that moves one pixel after another to its limit, in the order of falling weights."""
     falling_BD, order_BD = weight_BD.sort(dim=1, descending=True)
     room_in_order_BD = room_BD.gather(1, order_BD)
     gained_BD = (falling_BD * room_in_order_BD).cumsum(dim=1)
@@ -69,7 +54,6 @@ def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor
     return torch.zeros_like(room_BD).scatter(1, order_BD, torch.minimum(moves_BD, room_in_order_BD))
 
 
-# Norm -> the function that returns how far each pixel moves, given |w|, its limit and the offset.
 MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "Linf": moves_in_linf, "L2": moves_in_l2, "L1": moves_in_l1,
 }  # fmt: skip
@@ -79,15 +63,15 @@ def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
     """Return the lam, (B, 1), with g(lam) = sum_j gain_j min(lam, limit_j) = target, or the largest number.
 
     g is concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, because each tangent
-    lies above g. It is exact on the right linear segment and, unlike the published bisection, sorts nothing. A pixel
-    with lam > limit_j contributes the constant gain_j limit_j. The gains of the other pixels, the free ones, sum to the
-    slope of g. So the next lam is (target - sum of the constants) / (sum of the free gains).
+    lies above g. It is exact on the right linear segment and, unlike the published bisection, sorts nothing. Pixels
+    with lam > limit_j contribute constants, and the gains of the other pixels, the free ones, sum to the slope of g.
+    So the next lam is (target - sum of the constants) / (sum of the free gains).
     """
     missed = torch.finfo(limit_BD.dtype).max  # and not infinity, which times a weight of 0 is not a number
     every_B1 = gain_BD.sum(dim=1, keepdim=True)
     lam_B1 = torch.where(every_B1 > 0, target_B1 / every_B1, 0)  # all are free
     filled_BD, scratch_BD = gain_BD * limit_BD, torch.empty_like(gain_BD)
-    for _ in range(_NEWTON_STEPS if gain_BD.device.type == "cpu" else _STEPS_WITHOUT_ASKING):
+    for _ in range(_NEWTON_STEPS):
         free_B1 = torch.ge(limit_BD, lam_B1, out=scratch_BD).mul_(gain_BD).sum(dim=1, keepdim=True)
         arrived_B1 = torch.lt(limit_BD, lam_B1, out=scratch_BD).mul_(filled_BD).sum(dim=1, keepdim=True)
         further_B1 = torch.where(free_B1 > 0, (target_B1 - arrived_B1) / free_B1, missed)

@@ -66,7 +66,6 @@ class ImageRecord:
     log1m_margin: float = field(init=False)  # log(1 - margin) at `best`: the larger, the smaller the margin
     best_at: Where = AS_CLEAN
     broken_at: Where = NEVER  # the first point in the order of the plan that was verified to be misclassified
-    broken_by: str = ""  # what found this point: the name of an attack, "clean" or "warm-start"
     decided: bool = False
     block: int = -1  # index of the current block of runs
     jobs: list[Job] = field(default_factory=list)  # the runs of this block; empty if the image is decided
@@ -94,8 +93,8 @@ class ImageRecord:
         gain = expm1(self.log1m_margin) - expm1(self.log1m_margin_before)
         return ImageSummary(-expm1(self.log1m_margin), -expm1(self.clean_log1m_margin), gain, -expm1(repeated))
 
-    def offer(self, x: Tensor, log1m_margin: float, wrong: bool, where: Where, step: str) -> None:
-        """Update the image with a verified point, which `step` found: an attack, "clean" or "warm-start".
+    def offer(self, x: Tensor, log1m_margin: float, wrong: bool, where: Where) -> None:
+        """Update the image with a verified point.
 
         The outcome does not depend on the order of the calls. With `stop_when_broken`, the best point of a broken image
         is its first misclassified point in the order of the plan. Otherwise, it is the point with the smallest margin.
@@ -107,7 +106,7 @@ class ImageRecord:
             # If margins are equal, take a misclassified point, or else the first point in the order of the plan.
             better = (log1m_margin, wrong, self.best_at) > (self.log1m_margin, self.broken, where)
         if breaks:
-            self.broken_at, self.broken_by = where, step
+            self.broken_at = where
         if better:
             self.best, self.log1m_margin, self.best_at = x, log1m_margin, where
 
@@ -121,7 +120,7 @@ class ImageRecord:
             return
         job.n_verified += 1
         job.reached = max(job.reached, log1m_margin)
-        self.offer(point.x, log1m_margin, wrong, where, job.run.attack)
+        self.offer(point.x, log1m_margin, wrong, where)
         if self.stop_when_broken and wrong:
             job.n_passes = point.n_passes
             for later in self.jobs:

@@ -2,7 +2,7 @@
 
 If the standard classifier is one-hot (T = 0), class k beats the label y if it is the standard classifier's class and
 the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise while one of
-these conditions comes closer and the other one moves away. The loss "joint" is largest only if both conditions hold.
+these conditions comes closer and the other one moves away. This attack's loss is largest only if both hold.
 
 The loss has a kink where the standard classifier's class changes to k. There, APGD halves its step too early and stays
 on one side. Therefore, the steps of this attack have a fixed schedule: they follow the norm's steepest direction for a
@@ -12,19 +12,20 @@ Shapes: B images of C x H x W, S slots, K classes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..config.register import ATTACKS, LOSSES
+from ..config.register import ATTACKS
 from ..mixing.classifier import MixedClassifier
+from ..mixing.margins import at, others
 from ..norms.ball import per_image
 from .attack import Attack
 from .budget import AttackBudget
-from .gradient_model import Outputs
+from .gradient_model import MixedOutputs
 from .stepper import Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
@@ -51,9 +52,7 @@ class JointSteps(Stepper[JointState]):
     """Takes steps along the steepest direction for a momentum; their length falls to 0 as half a cosine."""
 
     n_iter: int = MOST_STEPS
-
-    def init(self, like_SCHW: Tensor) -> JointState:
-        return JointState.of(like_SCHW)
+    state_type = JointState
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.start(self.ball)
@@ -63,9 +62,18 @@ class JointSteps(Stepper[JointState]):
     def ask(self, state: JointState) -> Tensor:
         return state.x_adv
 
-    def loss(self, state: JointState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        loss: Callable[..., Tensor] = LOSSES.get("joint")
-        return loss(outputs, labels, targets, state.weight).to(state.weight)
+    def loss(self, state: JointState, outputs: MixedOutputs) -> Tensor:  # type: ignore[override]
+        """Return `log(1 - (p_y - p_k)) + w min(0, g_k - max_{j != k} g_j)`, for label y, target k and weight w.
+
+        p are the transformed robust probabilities, and g are the standard logits. 1 - (p_y - p_k) is 2 p_k plus the
+        p_j of all classes except y and k. All terms are positive, so the loss does not saturate if p_y is close to 1.
+        """
+        std_SK, log_probs_SK = outputs.std_logits.double(), outputs.mapped_logits.log_softmax(dim=1)
+        twice_SK = torch.zeros_like(log_probs_SK).scatter(1, state.targets[:, None], math.log(2))
+        twice_SK = twice_SK.scatter(1, state.labels[:, None], -torch.inf)
+        std_lead_S = at(std_SK, state.targets) - others(std_SK, state.targets).amax(dim=1)
+        loss_S = (log_probs_SK + twice_SK).logsumexp(dim=1) + state.weight * std_lead_S.clamp(max=0)
+        return loss_S.to(state.weight)
 
     def tell(self, state: JointState, x: Tensor, result: StepResult) -> Tensor:
         ball = self.ball

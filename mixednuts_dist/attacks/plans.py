@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..config.register import ATTACKS
-from .apgd import Apgd, float32_runs
-from .attack import Setting, runs_of
-from .stepper import Run
+from .apgd import Apgd, stepper_for
+from .attack import Setting
+from .stepper import ImageSummary, Run
 
 MMAA = ("apgd-ce", "apgd-t")
+# Float32 steps on the margin itself, from the best point that low-precision gradients found.
+POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
+# They are repeated if the margin fell by more than `POLISH_AGAIN`, for at most `POLISH_ROUNDS` rounds in all.
+POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6
 
 Planner = Callable[[Setting, Sequence[str]], Sequence[Run]]  # plans the attacks of these names
 
@@ -19,17 +23,16 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     With low-precision gradients (bfloat16) the float32 runs follow the last attack with `climbs_to_the_end`.
     """
     plan: list[Run] = []
-    kinds = [ATTACKS.get(name) for name in attacks]
-    climbing = [position for position, kind in enumerate(kinds) if kind.climbs_to_the_end]
-    for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
-        runs = runs_of(name, setting)
+    climbing = [place for place, name in enumerate(attacks) if ATTACKS.get(name).climbs_to_the_end]
+    for place, name in enumerate(attacks):
+        runs, kind = runs_of(name, setting), ATTACKS.get(name)
         if setting.low_precision and kind.repeats_in_float32:
-            if position > min(climbing, default=position):
+            if place > min(climbing, default=place):
                 runs += [replace(run, float32=True, wanted=setting.is_borderline) for run in runs]
             else:  # no earlier attack shows which images are borderline, so all images take the float32 runs alone
                 runs = [replace(run, float32=True) for run in runs]
         plan += runs
-        if setting.low_precision and position == max(climbing, default=None):
+        if setting.low_precision and place == max(climbing, default=None):
             plan += float32_runs(setting, name, [each for each in plan if isinstance(each.stepper, Apgd)])
         for follower in kind.followed_by:
             if follower not in attacks:
@@ -45,7 +48,33 @@ def margin_plan(setting: Setting, attacks: Sequence[str] = MMAA) -> list[Run]:
     once = [run for name in attacks for run in runs_of(name, setting)]
     plan = list(once)
     for restart in range(1, setting.budget.border_restarts + 1):
-        plan += [
-            replace(run, restart=restart, wanted=setting.is_borderline, block=f"restart {restart}") for run in once
-        ]
+        block = f"restart {restart}"
+        plan += [replace(run, restart=restart, wanted=setting.is_borderline, block=block) for run in once]
     return plan + (float32_runs(setting, attacks[-1], plan) if setting.low_precision else [])
+
+
+def runs_of(name: str, setting: Setting) -> list[Run]:
+    """Return the runs of the attack that is registered as `name`, planned with the budget of this attack."""
+    own = replace(setting, budget=setting.budget.of(name))
+    return [replace(run, attack=name) for run in ATTACKS.get(name)(own).runs()]
+
+
+def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
+    """Return the float32 runs that follow runs with low-precision gradients: first a polish, then repeats.
+
+    The polish is a short run on the margin from the best point of each image, which repeats as long as it lowers the
+    margin by more than `POLISH_AGAIN`. A borderline image then repeats in float32 the low-precision runs that it did
+    not take or whose own smallest margin was borderline, because low-precision gradients are too inexact for the last
+    thousandth of the margin.
+    """
+
+    def still_gains(image: ImageSummary) -> bool:
+        return image.gain > POLISH_AGAIN
+
+    def borderline(image: ImageSummary) -> bool:
+        return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
+
+    stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
+    polish = Run("polish", stepper, from_best=True, loss="margin", float32=True, attack=attack)
+    again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
+    return [polish, *again, *(replace(run, float32=True, wanted=borderline, block="repeats") for run in low_precision)]

@@ -2,27 +2,24 @@
 
 The diagram follows one image::
 
-    Group (a partition)            x, label, sample id, perhaps a known adversarial example
-      │  float32                   is the clean image classified correctly? the order of its targets
+    Group (a partition)     x, label, sample id, perhaps a known adversarial example
       ▼
-    ImageRecord                    goes through the plan's blocks of runs, for instance
-      │                              [APGD-CE, APGD-T towards 9 classes] [FAB-T towards 9 classes] [Square]
-      │  which runs it wants       `Run.wanted`, for instance of borderline images alone
+    Scheduler.admit         float32: is the clean image classified correctly? which targets are the likeliest?
       ▼
-    Batch.waiting                  one queue per stepper and precision; runs of one block wait side by side
-      │  a slot is free
+    ImageRecord             goes through the plan's blocks of runs, and takes those runs that want it (`Run.wanted`):
+      │                     [APGD-CE, APGD-T towards 9 classes] [FAB-T towards 9 classes] [Square]
       ▼
-    Batch.step                     ask -> forward and backward pass -> tell, for all slots at once, in one batch shape
-      │                            a misclassified point is copied with its pass number; the slot continues
+    Batch.waiting           one queue per stepper and precision; the runs of a block wait side by side
       ▼
-    verification queue             copied points, and the best point of each run that is over
-      │  float32 verification      the only place that decides what is misclassified and what its margin is
+    Batch.step              ask -> forward and backward pass -> tell, for all slots at once, in one batch shape; a
+      │                     misclassified point is copied with its pass number, and the slot continues
       ▼
-    ImageRecord.offer              the first misclassified point in the order of the plan breaks the image and cancels
-      │                            the later runs, but not the earlier ones. When all runs of the block are over, the
-      │                            image goes on to the next block of runs
+    Scheduler._verify       float32 verification of these copies, and of the best point of each run that is over
       ▼
-    AttackResult (of the Group)    when all images of the Group are decided; their best points are verified once more
+    ImageRecord.take_in     the first misclassified point in the order of the plan breaks the image and cancels later
+      │                     runs; when all runs of a block are over, the image goes on to the next block
+      ▼
+    AttackResult            when all images of the Group are decided; their best points are verified once more
 
 So outcomes and counts depend on the image, its sample id, the seed and the batch shape, and not on partitions, order,
 other images, or when the host reads from the device.
@@ -32,7 +29,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -83,9 +80,8 @@ class Scheduler:
         like_BCHW: images with which fast copies and smaller batch shapes are tried.
         attacks: names of the register `ATTACKS`, in order.
         planner: plans the runs of these attacks, once the number of classes is known.
-        mode: the gradient of a mixed classifier, as in `autoattack`.
         copies: makes fast copies of the base networks.
-        eot: draws of a random classifier. A pass then has this many rows per point, and everything is in float32.
+        mode, eot: as in `autoattack`. A pass has `eot` rows per point.
         stop_when_broken: a verified misclassified point cancels the later runs on its image; otherwise, each image
             takes all runs of the plan, and only the best point of each run is verified.
         progress: called with a `Progress` whenever points were verified.
@@ -114,16 +110,14 @@ class Scheduler:
             self.attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
         else:
             draws, shape = Draws(model, eot, seed, mode), BatchShape(max(1, shape.rows // eot), fixed=True)
-            self.attacked = AttackedModel(draws, GradientModel(draws.climb), draws=draws)
-        self.attacks, self.shape = attacks, shape
+            self.attacked = AttackedModel(draws, GradientModel(draws.climb))
         self.verifier = Verifier(self.attacked.model, shape)
-        subject = self.attacked.draws.model if self.attacked.draws else self.attacked.model
-        low_precision = self.attacked.float32 is not None
-        self._setting, self._planner = Setting(threat, budget, 0, subject, low_precision), planner
+        self.attacks, self.shape, self._threat, self._budget, self._planner = attacks, shape, threat, budget, planner
         self._like, self._seed, self._stop_when_broken, self._progress = like_BCHW, seed, stop_when_broken, progress
         self._batches: list[Batch] = []  # in the order of the plan; separate float32 shapes come last
         # The plan, in blocks of runs: (batch, runs with their places in the plan). Made by the first `admit`.
         self._blocks: list[tuple[Batch, list[tuple[int, Run]]]] = []
+        self._step_at: dict[float, str] = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START}  # place -> attack
         self._queue: list[QueuedPoint] = []  # to be verified
         self._cost_of_waiting = 0  # cost of the waiting points, in rows of a verification
         self._inside: dict[Any, tuple[Group, list[ImageRecord]]] = {}  # groups that are not finished, by key
@@ -220,24 +214,26 @@ class Scheduler:
         n_classes = clean.logits.shape[1]
         if not self._blocks:
             self._make_plan(n_classes)
-        targets, ranks = ordered_targets(clean.logits, self._setting.budget.n_targets(n_classes), known)
+        targets, ranks = ordered_targets(clean.logits, self._budget.n_targets(n_classes), known)
         labels, margins = group.y.tolist(), clean.log1m_margin.tolist()
         each = zip(group.x, labels, group.sample_ids, targets.tolist(), ranks.tolist(), margins, strict=True)
         images = [ImageRecord(self._stop_when_broken, self._seed, *values) for values in each]
-        offered = [(group.x, clean, AS_CLEAN, CLEAN), (group.known, known, AS_KNOWN, WARM_START)]
-        for x_BCHW, verified, where, step in offered:
+        for x_BCHW, verified, where in ((group.x, clean, AS_CLEAN), (group.known, known, AS_KNOWN)):
             if x_BCHW is not None and verified is not None:
                 found = (verified.log1m_margin.tolist(), verified.wrong.tolist())
                 for image, x, log1m_margin, wrong in zip(images, x_BCHW, *found, strict=True):
                     image.n_forward += 1
-                    image.offer(x, log1m_margin, wrong, where, step)
+                    image.offer(x, log1m_margin, wrong, where)
         self._inside[key] = group, images
         for image in images:
             self._advance(image)
 
     def _make_plan(self, n_classes: int) -> None:
-        fast, float32 = self.attacked.fast, self.attacked.float32
-        plan = self._planner(replace(self._setting, n_classes=n_classes), self.attacks)
+        model, fast, float32 = self.attacked.model, self.attacked.fast, self.attacked.float32
+        subject = model.model if isinstance(model, Draws) else model
+        setting = Setting(self._threat, self._budget, n_classes, subject, low_precision=float32 is not None)
+        plan = self._planner(setting, self.attacks)
+        self._step_at |= {place: run.attack for place, run in enumerate(plan)}
         models = {False: (fast, PassSizes(self.shape, None if fast.compiled else fast.probe))}
         models[True] = models[False] if float32 is None else (float32, PassSizes(self.shape.float32, float32.probe))
         # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
@@ -278,18 +274,19 @@ class Scheduler:
 
         For a random classifier, fresh draws decide.
         """
-        best, draws = torch.stack([image.best for image in images]), self.attacked.draws
-        broken_by = [image.broken_by for image in images]
-        self._check_inside(best, group.x, broken_by)
+        best, model = torch.stack([image.best for image in images]), self.attacked.model
+        self._check_inside(best, group.x, images)
         verified = self.verifier.verify(best, group.y)
         broken, n_draws, n_verified = verified.wrong, 1, len(images)
-        if draws is not None:
-            broken = misclassified_share(draws, best, group.y, rows=self.shape.rows).cpu() >= 0.5
-            n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_DECISION / draws.n))
+        if isinstance(model, Draws):
+            broken = misclassified_share(model, best, group.y, rows=self.shape.rows).cpu() >= 0.5
+            n_draws, n_verified = model.n, n_verified * (1 + math.ceil(N_DECISION / model.n))
         steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
-        places = torch.tensor([steps.index(step) if step in steps else len(steps) for step in broken_by])
-        survived = {step: (places > place) | ~broken for place, step in enumerate(steps)}
-        survived[steps[-1]] = ~broken  # what only this verification finds misclassified, breaks after the last attack
+        place_of = {step: place for place, step in enumerate(steps)}
+        # If only this verification finds an image misclassified, the last attack has broken it.
+        broken_by = [self._step_at.get(image.broken_at[0], steps[-1]) for image in images]
+        broken_at = torch.tensor([place_of.get(step, len(steps) - 1) for step in broken_by])
+        survived = {step: (broken_at > place) | ~broken for step, place in place_of.items()}
         device, (n_forward, n_backward) = best.device, _passes_of(images)
         return AttackResult(
             clean=survived.pop(CLEAN).to(device),
@@ -304,17 +301,17 @@ class Scheduler:
             decided=torch.tensor([image.decided for image in images]).to(device),
         )
 
-    def _check_inside(self, x_BCHW: Tensor, clean_BCHW: Tensor, found_by: Sequence[str]) -> None:
+    def _check_inside(self, x_BCHW: Tensor, clean_BCHW: Tensor, images: list[ImageRecord]) -> None:
         """Reject the points of an attack that leaves the ball, by more than rounding, or the range of pixels."""
-        threat, ball = self._setting.threat, ball_of(self._setting.threat)
+        ball = ball_of(self._threat)
         rounding = ball.length(torch.full_like(x_BCHW[:1], ULP))  # matters at a tiny radius
-        outside_B = ball.length(x_BCHW - clean_BCHW) > _TOO_FAR * threat.eps + rounding
-        outside_B |= (x_BCHW.flatten(1).amin(dim=1) < 0) | (x_BCHW.flatten(1).amax(dim=1) > 1)
-        for name, outside in zip(found_by, outside_B.tolist(), strict=True):
+        outside_B = ball.length(x_BCHW - clean_BCHW) > _TOO_FAR * ball.eps + rounding
+        outside_B |= ((x_BCHW < 0) | (x_BCHW > 1)).flatten(1).any(dim=1)
+        for image, outside in zip(images, outside_B.tolist(), strict=True):
             if outside:
                 raise InvalidInputError(
-                    f"the attack {name or ' or '.join(self.attacks)} returned a point outside of {threat} or [0, 1]. "
-                    "Project the points in `ask`, or set `stays_inside = False` in the stepper"
+                    f"the attack {self._step_at[image.best_at[0]]} returned a point outside of {self._threat} or "
+                    "[0, 1]. Project the points in `ask`, or set `stays_inside = False` in the stepper"
                 )
 
 

@@ -68,7 +68,7 @@ class SquareSteps(Stepper[SquareState]):
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
         """Keep the point if it lowers the loss (the published "or misclassified" adds no case)."""
-        logits, labels = result.logits, result.labels
+        logits, labels = result.logits, state.labels
         loss = -result.log1m_margin
         if self.loss_of == "logits":  # z_y - max_{j != y} z_j, the published loss
             loss = at(logits, labels).double() - others(logits, labels).amax(dim=1).double()
@@ -259,7 +259,6 @@ class Square(Attack):
     """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
 
     name = "square"
-    takes_gradient = False
     repeats_in_float32 = True
     loss_of: ClassVar[Literal["logits", "probabilities"]] = "logits"
 

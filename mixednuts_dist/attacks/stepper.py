@@ -3,10 +3,10 @@
 A `Stepper` has no state: the object that `init` returns holds the state of all slots of a batch. Runs with equal
 steppers share a batch. For all slots at once, each step of a batch calls
 
-    x = ask(state)                           where each slot wants to be evaluated
-    outputs = model(x)                       one forward pass in the run's batch shape
-    loss(state, outputs, labels, targets)    and its gradient, one backward pass, if a gradient is due
-    over = tell(state, x, result)            which runs are over
+    x = ask(state)                   where each slot wants to be evaluated
+    outputs = model(x)               one forward pass in the run's batch shape
+    loss(state, outputs)             and its gradient, one backward pass, if a gradient is due
+    over = tell(state, x, result)    which runs are over
 
 The contract:
 - Slots are independent. Nothing computed for one slot may depend on another one or on the number of slots. Slots
@@ -106,12 +106,14 @@ class Slots:
 
 @dataclass
 class SlotState(Slots):
-    """Base of a stepper's state. The batch keeps these two attributes; `start` sets all others.
+    """Base of a stepper's state. The batch keeps these four attributes; `start` sets all others.
 
     A stepper may replace a tensor by another one of the same shape, for example to swap two buffers.
     """
 
     x: Images  # clean images
+    labels: Counts
+    targets: Counts  # classes; the label if the run has no target
     n_passes: Counts  # passes of each run so far; in `tell`, with the pass whose result it gets
 
 
@@ -122,8 +124,6 @@ class StartBatch:
     runs: Sequence[Run]
     x: Tensor  # clean images
     best: Tensor  # the points with the smallest verified margins so far; the clean image if there is none
-    labels: Tensor
-    targets: Tensor  # classes; the label if the run has no target
     keys: Tensor  # int64, hashes of (seed, run, restart, sample id)
 
     def random_start(self, ball: Ball) -> Tensor:
@@ -133,7 +133,7 @@ class StartBatch:
     def start(self, ball: Ball) -> Tensor:
         """Return the best points so far for runs with `from_best`, and random starts for the others."""
         start = self.random_start(ball)
-        copy_rows(start, self.best, sent([run.from_best for run in self.runs], self.labels).bool())
+        copy_rows(start, self.best, sent([run.from_best for run in self.runs], self.keys).bool())
         return start
 
 
@@ -142,8 +142,6 @@ class StepResult:
     """The results of a pass, one row per slot; on the device, without a graph."""
 
     logits: Tensor  # (S, K) the attacked classifier's own, in the precision of the pass
-    labels: Tensor
-    targets: Tensor  # the label if the run has no target
     log1m_margin: Tensor  # (S,) float64, log(1 - signed margin) of `logits`
     wrong: Tensor  # (S,) bool, whether the class is not the label
     loss: Tensor  # (S,) of `Stepper.loss`; empty without a gradient
@@ -159,6 +157,7 @@ class Stepper(Generic[State]):
 
     threat: ThreatModel
 
+    state_type: ClassVar[type[SlotState]] = SlotState
     # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
@@ -175,7 +174,7 @@ class Stepper(Generic[State]):
 
     def init(self, like_SCHW: Tensor) -> State:
         """Return the state of as many slots as `like_SCHW` has rows, of its image shape, dtype and device."""
-        raise NotImplementedError
+        return self.state_type.of(like_SCHW)  # type: ignore[return-value]
 
     def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
         """Overwrite these slots for runs that begin."""
@@ -185,7 +184,7 @@ class Stepper(Generic[State]):
         """Return the points to evaluate, (S, C, H, W) in [0, 1]."""
         raise NotImplementedError
 
-    def loss(self, state: State, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, state: State, outputs: Outputs) -> Tensor:
         """Return the loss that gradients are taken of, (S,) with a graph."""
         raise NotImplementedError
 

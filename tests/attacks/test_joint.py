@@ -11,9 +11,8 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import MixedOutputs
-from mixednuts_dist.attacks.joint import Joint
+from mixednuts_dist.attacks.joint import Joint, JointState, JointSteps
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
-from mixednuts_dist.config.register import LOSSES
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
@@ -33,8 +32,9 @@ def mixed() -> MixedClassifier:
 
 def joint_loss(std_BK: Tensor, mapped_BK: Tensor, labels: Tensor, targets: Tensor, weight: float) -> Tensor:
     outputs = MixedOutputs(tiny_mixture(transform=IdentityTransform()), "transfer", std_BK, mapped_BK)
-    loss: Tensor = LOSSES.get("joint")(outputs, labels, targets, torch.full((len(labels),), weight))
-    return loss
+    state = JointState.of(torch.zeros(len(labels), 1, 1, 1, dtype=torch.float64))
+    state.labels, state.targets, state.weight = labels, targets, torch.full_like(state.weight, weight)
+    return JointSteps(THREAT).loss(state, outputs)
 
 
 def test_the_loss_is_what_decides_the_mixture() -> None:
@@ -74,11 +74,11 @@ def test_joint_attack_breaks_images_that_apgd_does_not_break(mixed: MixedClassif
 
 
 def test_a_run_begins_at_the_best_point_if_it_says_so(mixed: MixedClassifier) -> None:
-    x, y = open_dataset("digits").read(0, 4)
+    x, _ = open_dataset("digits").read(0, 4)
     attack = Joint(Setting(THREAT, AttackBudget(), 10, model=mixed))
     run = attack.runs()[0]
     for from_best in (True, False):
-        begun = started(replace(run, from_best=from_best), x, y)
+        begun = started(replace(run, from_best=from_best), x)
         begun.best = (x + 0.01).clamp(max=1)
         state = run.stepper.init(x)
         run.stepper.start(state, torch.arange(4), begun)

@@ -10,7 +10,7 @@ from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 
 def loss_of(name: str, logits: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = LOSSES.get(name)(Outputs(logits), labels, targets, torch.ones(len(logits)))
+    loss: torch.Tensor = LOSSES.get(name)(Outputs(logits), labels, targets)
     return loss
 
 

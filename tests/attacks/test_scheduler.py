@@ -305,10 +305,8 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
     class Steps(Stepper[State]):
         """Stays at the clean image until its last step, or goes at once where its target is not the runner-up."""
 
+        state_type = State
         gradient_every = 0
-
-        def init(self, like_SCHW: Tensor) -> State:
-            return State.of(like_SCHW)
 
         def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
             state.target[slots] = torch.tensor([run.target for run in batch.runs])

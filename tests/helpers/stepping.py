@@ -29,11 +29,11 @@ def start_keys(name: str, n: int, seed: int = 0, restart: int = 0) -> Tensor:
     return torch.tensor([key_number(seed, name, restart, i) for i in range(n)])
 
 
-def started(run: Run, x: Tensor, y: Tensor, targets: Tensor | None = None, keys: Tensor | None = None) -> StartBatch:
+def started(run: Run, x: Tensor, keys: Tensor | None = None) -> StartBatch:
     """Images that begin a run, with the ids 0, 1, ... unless their keys are given."""
     name = f"{run.name}/2" if run.target else run.name
     keys = start_keys(name, len(x), restart=run.restart) if keys is None else keys
-    return StartBatch([run] * len(x), x, x, y, y if targets is None else targets, keys)
+    return StartBatch([run] * len(x), x, x, keys)
 
 
 def stepped(
@@ -46,10 +46,10 @@ def stepped(
     state: Any = None,
 ) -> Iterator[Pass]:
     """Every pass of one run, until all slots have ended it; slots that ended earlier are stepped along."""
-    stepper, begun = run.stepper, started(run, x, y, targets, keys)
+    stepper = run.stepper
     state = stepper.init(x) if state is None else state
-    state.x[:], state.n_passes[:] = x, 0
-    stepper.start(state, torch.arange(len(x)), begun)
+    state.x[:], state.labels[:], state.targets[:], state.n_passes[:] = x, y, y if targets is None else targets, 0
+    stepper.start(state, torch.arange(len(x)), started(run, x, keys))
     over, n = torch.zeros(len(x), dtype=torch.bool), 0
     while not bool(over.all()):
         asked, gradient = stepper.ask(state), stepper.gradient_every > 0 and n % stepper.gradient_every == 0
@@ -57,10 +57,10 @@ def stepped(
         outputs = AttackedModel.of(model).fast.run(leaf)
         logits, loss, grad = outputs.model_logits, outputs.logits.new_empty(0), outputs.logits.new_empty(0)
         if gradient:
-            loss = stepper.loss(state, outputs, y, begun.targets)
+            loss = stepper.loss(state, outputs)
             (grad,) = torch.autograd.grad(loss.sum(), leaf)
         wrong, log1m_margin = logits.argmax(dim=1) != y, log_one_minus_signed_margin(logits, y)
-        result = StepResult(logits, y, begun.targets, log1m_margin, wrong, loss.detach(), grad)
+        result = StepResult(logits, log1m_margin, wrong, loss.detach(), grad)
         state.n_passes += 1
         over, n = stepper.tell(state, asked, result).clone(), n + 1
         yield Pass(leaf.detach(), gradient, wrong, over)
