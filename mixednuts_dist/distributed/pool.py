@@ -1,9 +1,8 @@
 """Compute partitions on a pool of workers, and keep the run going when workers or machines fail.
 
-A worker computes one partition at a time and writes its file. After any exception, a new process replaces the worker,
-and the partition is computed again. A place (a node, or one GPU of a node) with two failures in a row gets no more
-partitions until a worker that still computes there succeeds. If nothing else runs, such a place is tried again after a
-back-off.
+After any exception, a new process replaces the worker, and its partition is computed again. A place (a node, or one GPU
+of a node) with two failures in a row gets no more partitions until a worker that still computes there succeeds. If
+nothing else runs, such a place is tried again.
 
 More workers may be requested than the cluster has room for: an autoscaler sees the requests, and the workers start on
 the new nodes. The driver holds counts and times, never images.
@@ -41,10 +40,9 @@ class _Slot:
     fresh: bool  # started for this stage
     place: Place | None = None  # unknown until the first call returns
     pass_seconds: float | None = None  # per image and forward pass; None until the worker is ready
-    call: "Future[Any] | None" = None  # the call that has not completed yet
-    method: str = ""  # the last call
-    partition: Partition | None = None  # the argument of `call`
-    since: float = 0.0  # monotonic time at which the last call began
+    method: str = ""  # the call that has not completed yet; "" if the worker is idle
+    since: float = 0.0  # monotonic time at which that call began
+    partition: Partition | None = None  # the argument of `process`
     n_prefetched: int = 0
 
     @property
@@ -64,11 +62,11 @@ class Pool:
     on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # gets the ready and the requested workers
     counts: Counter[str] = field(default_factory=Counter)  # for metrics
     _slots: list[_Slot] = field(default_factory=list)
-    _completed: "queue.SimpleQueue[_Slot]" = field(default_factory=queue.SimpleQueue)
+    _completed: "queue.SimpleQueue[tuple[_Slot, Future[Any]]]" = field(default_factory=queue.SimpleQueue)
     _places: Places = field(default_factory=Places)
     _starts: Places = field(default_factory=Places)  # the nodes on which workers have failed to start
     _n_failed_starts: int = 0
-    _due: list[float] = field(default_factory=list)  # when the replacements of failed starts may begin
+    _next_start: float = 0.0  # monotonic time before which no worker starts
     _any_ready: bool = False  # whether any worker has ever been ready
     _next_look: float = 0.0
 
@@ -88,8 +86,9 @@ class Pool:
                 self._start_workers(n_left)
                 for slot in self._idle():
                     self._give(slot)
-                for slot in self._wait():
-                    self._settle(slot)
+                for slot, call in self._wait():
+                    if slot in self._slots:  # otherwise the worker was ended during the call
+                        self._settle(slot, call)
                 self._kill_overdue()
                 self._require_ready()
             for slot in self._idle():
@@ -109,7 +108,7 @@ class Pool:
         return [slot for slot in self._slots if slot.pass_seconds is not None]
 
     def _idle(self) -> list[_Slot]:
-        return [slot for slot in self._ready() if not slot.call]
+        return [slot for slot in self._ready() if not slot.method]
 
     def _look(self, n_left: int) -> None:
         """Report the numbers of workers and export the metrics, every few seconds."""
@@ -122,17 +121,14 @@ class Pool:
         self.executor.export(self.spec.run_id, self.task.stage, {**self.counts, **numbers})
 
     def _start_workers(self, n_left: int) -> None:
-        """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
-        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._n_delayed()):
+        """Start workers while partitions wait for them."""
+        if time.monotonic() < self._next_start:
+            return
+        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots)):
             kept = self.executor.kept(self.spec, self.settings)
             slot = _Slot(kept or self.executor.begin(self.spec, self.settings), fresh=kept is None)
             self._slots.append(slot)
             self._begin(slot, "locate")
-
-    def _n_delayed(self) -> int:
-        """Return how many replacements of failed starts wait for their back-off."""
-        self._due = [due for due in self._due if due > time.monotonic()]
-        return len(self._due)
 
     def _give(self, slot: _Slot) -> None:
         """Give an idle worker its next partition, unless its place is bad."""
@@ -150,23 +146,22 @@ class Pool:
             StoreError, PartitionFailed: if trying again makes no sense.
         """
         ready = self._ready()
-        if any(each.call or not self._places.is_bad(each.place) for each in ready):
+        if any(each.method or not self._places.is_bad(each.place) for each in ready):
             return False
         errors = self._places.last_errors()
         if all(isinstance(error, StoreError) for error in errors):
             raise errors[0]
-        if len(ready) < len(self._slots) or self._n_delayed():  # other workers may come
+        if len(ready) < len(self._slots) or time.monotonic() < self._next_start:  # other workers may come
             return time.monotonic() - self._last_failure > self._places.back_off(slot.place)
         self._failures.raise_if_hopeless()
         return True
 
     def _begin(self, slot: _Slot, method: str, *arguments: Any) -> None:
         slot.method, slot.since = method, time.monotonic()
-        slot.call = slot.worker.call(method, *arguments)
-        slot.call.add_done_callback(lambda _: self._completed.put(slot))
+        slot.worker.call(method, *arguments).add_done_callback(lambda call: self._completed.put((slot, call)))
 
-    def _wait(self) -> list[_Slot]:
-        """Return the workers whose calls have completed, after waiting for the first one."""
+    def _wait(self) -> "list[tuple[_Slot, Future[Any]]]":
+        """Return the completed calls and their workers, after waiting for the first one."""
         try:
             completed = [self._completed.get(timeout=_LOOK_SECONDS)]
         except queue.Empty:
@@ -175,17 +170,15 @@ class Pool:
             completed.append(self._completed.get())
         return completed
 
-    def _settle(self, slot: _Slot) -> None:
+    def _settle(self, slot: _Slot, call: "Future[Any]") -> None:
         """Process the result or the exception of a worker's call, and make the next call that follows from it."""
-        if slot.call is None:
-            return  # the worker was ended during the call
-        call, slot.call = slot.call, None
+        method, slot.method = slot.method, ""
         if isinstance(error := call.exception(), Exception):
             self._failed(slot, error)
-        elif slot.method == "locate":
+        elif method == "locate":
             slot.place = call.result()
             self._begin(slot, "ready")
-        elif slot.method == "ready":
+        elif method == "ready":
             slot.pass_seconds, self._any_ready, self._next_look = call.result(), True, 0.0
             self._starts.succeeded(slot.node)
             logger.info("%s: a worker is ready", self.task.stage, extra={"node": slot.node, **self.settings.placement})
@@ -215,7 +208,7 @@ class Pool:
             self.counts["retries"] += 1
 
     def _start_failed(self, node: str, error: Exception) -> None:
-        """Record a failed start. Its replacement waits longer after each failure on the node.
+        """Record a failed start. The next start waits longer after each failure on the node.
 
         Raises:
             MixedNutsError: the worker's own, if no worker has ever been ready and none is likely to become ready.
@@ -223,7 +216,7 @@ class Pool:
         """
         self._n_failed_starts += 1
         self._starts.failed(node, error)
-        self._due.append(time.monotonic() + self._starts.back_off(node))
+        self._next_start = time.monotonic() + self._starts.back_off(node)
         n_workers = self.settings.n_workers if any(each.place for each in self._slots) else 1
         most = self.settings.compute.max_tries * n_workers
         is_likely = self._n_failed_starts < most and (self._slots or isinstance(error, WorkerLost))
@@ -247,28 +240,29 @@ class Pool:
             )
 
     def _kill_overdue(self) -> None:
-        """Replace workers whose calls take longer than `_seconds_allowed`."""
+        """Replace workers that take too long to load their classifiers or to compute a partition."""
         for slot in list(self._slots):
-            taken, allowed = time.monotonic() - slot.since, self._seconds_allowed(slot)
+            taken, allowed = time.monotonic() - slot.since, math.inf
+            if slot.method == "ready":
+                allowed = self.settings.compute.start_seconds
+            elif slot.partition is not None:
+                allowed = self._seconds_allowed(slot, slot.partition)
             if taken > allowed:
                 what = f"not finished after {taken:.0f} s; at most {allowed:.0f} s are allowed"
                 self._failed(slot, TimeoutError(what))
 
-    def _seconds_allowed(self, slot: _Slot) -> float:
-        if slot.method == "ready":
-            return math.inf if slot.pass_seconds is not None else self.settings.compute.start_seconds
-        if slot.partition is None or slot.pass_seconds is None:  # idle, or waiting for a machine
-            return math.inf
-        at_most = self.task.n_passes * slot.pass_seconds
-        watchdog = self.settings.compute.watchdog or math.inf
-        allowed = self._queue.seconds_allowed(slot.partition, watchdog, at_most)
-        # The partition may just be slow, so each further try has twice the time. The images of prefetched partitions
-        # are attacked in the same batches, so they need time, too.
-        return allowed * 2.0 ** self._failures.tries(slot.partition) * (1 + slot.n_prefetched)
+    def _seconds_allowed(self, slot: _Slot, partition: Partition) -> float:
+        """Return how long a worker may take for a partition.
+
+        The partition may just be slow, so each further try has twice the time. The images of prefetched partitions are
+        attacked in the same batches, so they need time, too.
+        """
+        at_most = self.task.n_passes * (slot.pass_seconds or math.inf)
+        allowed = self._queue.seconds_allowed(partition, self.settings.compute.watchdog or math.inf, at_most)
+        return allowed * 2.0 ** self._failures.tries(partition) * (1 + slot.n_prefetched)
 
     def _end(self, slot: _Slot) -> None:
         """End a worker, even during a call."""
         self._slots.remove(slot)
-        slot.call = slot.partition = None
         slot.worker.end()
         self._queue.release(slot)

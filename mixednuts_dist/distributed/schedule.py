@@ -1,11 +1,6 @@
 """Decide which partition a worker gets next, and record failed partitions and places, without Ray or a clock.
 
 The pool uses this module, and so does the simulated cluster of the benchmarks.
-
-Workers get the partitions with the highest expected cost first. A worker also learns which partitions it gets next
-(prefetched partitions), so that their images take the slots of a batch that become free. These partitions are reserved
-for the worker, but only while enough partitions are left for all workers. If only reserved partitions are left, a free
-worker takes one that is reserved for another worker.
 """
 
 import logging
@@ -135,15 +130,6 @@ def error_log(stage: str, partition: Partition) -> str:
 
 
 @dataclass
-class _Record:
-    tries: int = 0
-    lost_machines: int = 0
-    nodes: set[str] = field(default_factory=set)
-    reason: str = ""
-    log: str = ""
-
-
-@dataclass
 class Failures:
     """The failed tries of one stage's partitions, and the partitions that are quarantined."""
 
@@ -151,12 +137,15 @@ class Failures:
     stage: str
     max_tries: int
     any_done: bool = False  # whether any partition was finished
-    _records: dict[Partition, _Record] = field(default_factory=dict)
+    _nodes: dict[Partition, list[str | None]] = field(
+        default_factory=dict
+    )  # where its tries failed; None: a lost machine
     _quarantined: dict[Partition, str] = field(default_factory=dict)  # -> the reason as a sentence
+    _last: tuple[Partition, str, Exception] | None = None  # the last failed try
 
     def tries(self, partition: Partition) -> int:
-        """Return how many tries of the partition have failed."""
-        return self._records[partition].tries if partition in self._records else 0
+        """Return how many tries of the partition have failed, without lost machines."""
+        return sum(node is not None for node in self._nodes.get(partition, ()))
 
     def failed(self, partition: Partition, error: Exception, node: str | None, n_nodes: int) -> bool:
         """Record a failed try; returns whether the partition may be tried again.
@@ -170,31 +159,28 @@ class Failures:
         """
         if isinstance(error, StoreError):
             return True
-        record = self._records.setdefault(partition, _Record())
-        died = "the worker died: " if isinstance(error, WorkerLost) else ""
-        record.reason, record.log = died + printable(in_short(error)), "".join(traceback.format_exception(error))
+        nodes = self._nodes.setdefault(partition, [])
+        nodes.append(node)
+        n_tries = self.tries(partition)
         if node is None:
-            record.lost_machines += 1
-            what, again = f"lost {record.lost_machines} machines", record.lost_machines < MAX_LOST_MACHINES
+            n_lost = len(nodes) - n_tries
+            what, again = f"lost {n_lost} machines", n_lost < MAX_LOST_MACHINES
         else:
-            record.tries += 1
-            record.nodes.add(node)
-            believed = n_nodes < 2 or len(record.nodes) > 1 or record.tries >= MOST_TRIES * self.max_tries
-            what = f"failed {record.tries} of {self.max_tries} tries"
-            again = record.tries < self.max_tries or not believed
-            logger.warning("%s %s, the last one on node %s: %s", partition, what, node, record.reason)
+            believed = n_nodes < 2 or len({*nodes} - {None}) > 1 or n_tries >= MOST_TRIES * self.max_tries
+            what, again = f"failed {n_tries} of {self.max_tries} tries", n_tries < self.max_tries or not believed
+            logger.warning("%s %s, the last one on node %s: %s", partition, what, node, in_short(error))
+        self._last = partition, what, error
         if not again:
-            self._quarantine(partition, what, record)
+            self._quarantine(*self._last)
         return again
 
     def raise_if_hopeless(self) -> None:
         """Raise PartitionFailed if nothing has succeeded in `HOPELESS * max_tries` tries."""
-        n_tries = sum(record.tries for record in self._records.values())
-        if self.any_done or n_tries < HOPELESS * self.max_tries:
+        n_tries = sum(map(self.tries, self._nodes))
+        if self.any_done or self._last is None or n_tries < HOPELESS * self.max_tries:
             return
         if not self._quarantined:
-            partition, record = next(item for item in self._records.items() if item[1].tries)
-            self._quarantine(partition, f"failed {record.tries} of {self.max_tries} tries", record)
+            self._quarantine(*self._last)
         raise PartitionFailed(
             f"{self._sentences()}\nAll {n_tries} tries have failed, so the other partitions were not tried"
         )
@@ -207,10 +193,12 @@ class Failures:
     def _sentences(self) -> str:
         return "\n".join(self._quarantined[key] for key in sorted(self._quarantined, key=lambda part: part.start))
 
-    def _quarantine(self, partition: Partition, what: str, record: _Record) -> None:
-        path, sentence = error_log(self.stage, partition), f"{partition} {what}: {record.reason}"
+    def _quarantine(self, partition: Partition, what: str, error: Exception) -> None:
+        died = "the worker died: " if isinstance(error, WorkerLost) else ""
+        path, sentence = error_log(self.stage, partition), f"{partition} {what}: {died}{printable(in_short(error))}"
         self._quarantined[partition] = f"{sentence}. Log: {self.store.address(path)}"
-        self.store.write(path, f"{self.stage} {sentence}\n{record.log}\n".encode())
+        trace = "".join(traceback.format_exception(error))
+        self.store.write(path, f"{self.stage} {sentence}\n{trace}\n".encode())
 
 
 def in_short(error: Exception) -> str:
