@@ -58,24 +58,22 @@ class IndexWriter:
     ) -> None:
         self._store, self._folder, self._content_hash = store, rows_folder(stage, content_hash), content_hash
         self._finished = {partition.index: summary for partition, summary in finished.items()}
-        self._changed = bool(self._finished.keys() - _entries(store, self._folder).keys())
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
     def add(self, summary: PartitionSummary) -> None:
         """Add the summary of a finished partition, and write the index if the last write was a minute ago."""
-        self._finished[summary.partition], self._changed = summary, True
+        self._finished[summary.partition] = summary
         if time.monotonic() > self._due:
             self.flush()
 
     def flush(self) -> None:
         """Write the index if it has changed, with the entries that another driver has added."""
-        if not self._changed:
-            return
-        merged = _entries(self._store, self._folder) | self._finished
-        entries = [vars(summary) for _, summary in sorted(merged.items())]
-        content = {"schema_version": SCHEMA_VERSION, "content_hash": self._content_hash, "entries": entries}
-        self._store.write(f"{self._folder}/{INDEX}", signed_json(content, separators=(",", ":")))
-        self._changed, self._due = False, time.monotonic() + _SECONDS_BETWEEN
+        stored = _entries(self._store, self._folder)
+        if (merged := stored | self._finished) != stored:
+            entries = [vars(summary) for _, summary in sorted(merged.items())]
+            content = {"schema_version": SCHEMA_VERSION, "content_hash": self._content_hash, "entries": entries}
+            self._store.write(f"{self._folder}/{INDEX}", signed_json(content, separators=(",", ":")))
+        self._due = time.monotonic() + _SECONDS_BETWEEN
 
 
 def _entries(store: Store, folder: str) -> dict[int, PartitionSummary]:

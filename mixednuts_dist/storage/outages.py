@@ -35,7 +35,6 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
     """Return `call()`, retried with growing, jittered waits while the storage is unavailable or throttles.
 
     Raises:
-        FileNotFoundError: if `call` raises it.
         StoreError: at once for a permanent error, otherwise after `patience_seconds`.
         Exception: unchanged if the error does not come from the storage.
     """
@@ -43,7 +42,7 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
     while True:
         try:
             return call()
-        except (FileNotFoundError, StoreError):
+        except StoreError:
             raise
         except Exception as error:  # the library of each protocol has its own exceptions
             # botocore reports an invalid address or setting as a plain ValueError
@@ -92,11 +91,6 @@ def conditionally(call: Callable[[], object], unconditional: Callable[[], object
             raise
         unconditional()
     return True
-
-
-def has_expired(error: Exception) -> bool:
-    """Whether the server no longer accepts the access token or key. The user may have renewed it meanwhile."""
-    return _answer(error)[1] in {"InvalidAccessKeyId", *_EXPIRED}
 
 
 def has_no_bucket(error: Exception) -> bool:

@@ -18,7 +18,7 @@ from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.errors import MissingArtifact, ReadOnlyStorage
 from mixednuts_dist.reports import report
 from mixednuts_dist.stages import runs
-from mixednuts_dist.storage import folder as folder_module
+from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.damage import verify
 from mixednuts_dist.storage.store import Store
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows, rows_in
@@ -165,5 +165,5 @@ def refuse_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(folder_module, "_draft", refuse)
-    monkeypatch.setattr(folder_module.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(store_module.Folder, "_put", refuse)
+    monkeypatch.setattr(store_module.tempfile, "TemporaryFile", refuse)

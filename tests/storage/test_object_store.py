@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.errors import StoreError
-from mixednuts_dist.storage import files, outages, s3
+from mixednuts_dist.storage import outages
+from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, finished_rows, read_columns
@@ -25,8 +27,11 @@ def store(object_store: ObjectStore, request: pytest.FixtureRequest) -> Store:
     return Store(object_store.uri(f"{request.node.name}/runs")).child("run-1")
 
 
-def test_a_file_above_one_put_is_whole_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "ONE_PUT", 5 * 2**20)
+def test_a_file_above_one_put_is_whole_too(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = partialmethod(s3fs.S3FileSystem._pipe_file, chunksize=5 * 2**20)
+    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", parts)
+    s3fs.S3FileSystem.clear_instance_cache()
+    store = Store(object_store.uri("above"))
     content = bytes(range(256)) * (12 * 2**12)
     assert store.create("large", content)
     assert not store.create("large", content[1:])
@@ -65,7 +70,7 @@ def test_readers_transfer_only_the_columns_and_row_groups_they_need(
 def test_throttling_and_broken_connections_pass(
     object_store: ObjectStore, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(files, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(store_module, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
     fault_proxy.fault, fault_proxy.faults_left = fault, 3
     store = Store(object_store.uri(f"faults/{fault[:4]}"))
@@ -87,8 +92,9 @@ def test_run_tolerates_damaged_answers(
     results = pipeline.run(config, executor=local_executor).to_json()
     assert fault_proxy.n_corrupted > 10
     store = Store(object_store.uri("corrupted"))
-    names = [path for path in store._files.all_files("") if "/part-" in path]
-    assert not [name for name in names if ".bad-" in name]
+    folders = {path.rpartition("/")[0] for path in store.all_files() if "/part-" in path}
+    assert folders
+    assert not [name for folder in folders for name in store.names(folder) if ".bad-" in name]
     assert results["accuracy"] == tiny_run.results["accuracy"]
 
 

@@ -71,7 +71,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mixednuts_dist.storage.folder.os.fsync", full)
+    monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", full)
     with pytest.raises(StoreError, match=r"a/file: the disk is full .*Free some space and run the same command again"):
         store.write("a/file", b"new")
     assert store.read("a/file") == b"old"
@@ -98,7 +98,7 @@ def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         fsync(descriptor)
 
-    monkeypatch.setattr("mixednuts_dist.storage.folder.os.fsync", flaky)
+    monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", flaky)
     assert store.create("a/file", b"whole")
     assert store.read("a/file") == b"whole"
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "file"]
@@ -118,7 +118,7 @@ def test_one_writer_wins_without_hard_links(tmp_path: Path, monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("mixednuts_dist.storage.folder.os.link", refuse)
+    monkeypatch.setattr("mixednuts_dist.storage.store.os.link", refuse)
     test_of_many_writers_of_a_new_file_exactly_one_wins(Store(str(tmp_path)))
     assert len(list((tmp_path / "a").iterdir())) == 5, "no drafts are left"
 
