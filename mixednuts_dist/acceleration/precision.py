@@ -190,14 +190,15 @@ def _has_tensor_cores(device: torch.device) -> bool:
 
 @cache
 def _has_bfloat16_units() -> bool:
-    """Return whether a small convolution takes this CPU less time in bfloat16 than in float32.
+    """Return whether a convolution takes this CPU less time in bfloat16 than in float32.
 
-    With hardware units for bfloat16, it takes half the time, and otherwise four times the time. The function measures
-    this instead of reading the CPU's flags, because users may restrict oneDNN (ONEDNN_MAX_CPU_ISA).
+    With hardware units for bfloat16, it takes a quarter of the time, and otherwise four times the time. The function
+    measures this instead of reading the CPU's flags, because users may restrict oneDNN (ONEDNN_MAX_CPU_ISA). With 8
+    images, another process that uses the units does not hide the difference; with one image, it sometimes did.
     """
 
     def seconds(dtype: torch.dtype) -> float:
-        x_BCHW, weight = (torch.ones(shape, dtype=dtype) for shape in ((1, 64, 16, 16), (64, 64, 3, 3)))
+        x_BCHW, weight = (torch.ones(shape, dtype=dtype) for shape in ((8, 64, 16, 16), (64, 64, 3, 3)))
         x_BCHW, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x_BCHW, weight))
         return fastest_of_three(lambda: F.conv2d(x_BCHW, weight, padding=1))
 
