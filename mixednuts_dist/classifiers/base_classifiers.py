@@ -19,9 +19,8 @@ from ..errors import BaseClassifierError, MixedNutsError
 from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 
-# Two passes over one image may differ by rounding: by 1e-5 at logits of 10, because other batch sizes use other
-# kernels, and by 1e-3 relative if an accelerator uses TF32. Passes of a random classifier, or of one whose logits
-# depend on the other images, differ by far more.
+# Rounding may change logits by 1e-3 of their size between batch sizes if an accelerator uses TF32. Passes of a random
+# classifier, or of one whose logits depend on the other images, differ by far more.
 _SAME = 1e-3
 _NAMES = (("mean", "std"), ("mu", "sigma"))
 _TOLERANCE = 1e-3
@@ -58,7 +57,6 @@ def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
             fails, or one that returns no module.
     """
     source = ClassifierSource.of(uri)
-    source.check(role)
     with torch.random.fork_rng(devices=[]):  # weights that a constructor draws are the same on every machine
         torch.default_generator.manual_seed(int(source.option("seed") or 0) if source.option("weights") else 0)
         model = source.open(role)
@@ -107,10 +105,8 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
         raise BaseClassifierError(f"{role} fails on {what}") from error
     if random:
         again_BK, halves = logits_BK, [logits_BK]
-    problem = _output_problem(logits_BK, again_BK, halves, len(images_BCHW)) or _normalized_twice(
-        model, images_BCHW[:2]
-    )
-    if problem:
+    problem = _output_problem(logits_BK, again_BK, halves, len(images_BCHW))
+    if problem := problem or _normalized_twice(model, images_BCHW[:2]):
         raise BaseClassifierError(f"{role}: {problem}")
     return int(logits_BK.shape[1])
 
@@ -124,8 +120,8 @@ def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
 
 def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: int) -> str | None:
     """Return the problem with the logits of a batch, given those of a second pass and of the two halves, or None."""
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != n_images or logits.shape[1] < 2:
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         return f"the output is {shape} for {n_images} images; it must be logits of shape (images, classes)"
     if not logits.is_floating_point() or not bool(torch.isfinite(logits).all()):
         what = "holds NaN or infinity" if logits.is_floating_point() else f"is {logits.dtype}"
@@ -159,11 +155,10 @@ def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
         if mean is None:
             continue
         received: list[Tensor] = []
-        hook = module.register_forward_pre_hook(
+        with module.register_forward_pre_hook(
             lambda _, given, seen=received: seen.extend(x for x in given if isinstance(x, Tensor))
-        )
-        logits_BK, before = model(images_BCHW), mean.clone()
-        hook.remove()
+        ):
+            logits_BK, before = model(images_BCHW), mean.clone()
         low, high = min([0.0, *(float(x.min()) for x in received)]), max([1.0, *(float(x.max()) for x in received)])
         if low >= -_TOLERANCE and high <= 1 + _TOLERANCE:
             continue

@@ -1,9 +1,7 @@
 """Base classifiers without gradients: `callable:` functions and `http(s)://` services.
 
-MixedNUTS needs only the predicted class of the standard classifier (T = 0), so the standard classifier may be anything
-that classifies. The report then gives its robust accuracy on the adversarial examples of the robust classifier. A
-robust classifier without gradients must return logits, and `attack.method: square` searches its minimum margins by
-queries (paper, appendix D.5).
+MixedNUTS needs only the predicted class of the standard classifier (T = 0). A robust classifier without gradients must
+return logits, and `attack.method: square` searches its minimum margins by queries (paper, appendix D.5).
 
 A service receives POST requests with a batch as an .npy file (float32, (B, C, H, W), in [0, 1]) and returns an .npy
 file or JSON, {"logits": [[...], ...]} or {"classes": [...]}. An answer is limited in bytes and in time.
@@ -12,7 +10,6 @@ Shapes: B images, K classes.
 
 import hashlib
 import io
-import itertools
 import json
 import re
 import time
@@ -23,8 +20,10 @@ from typing import Any
 import numpy as np
 import requests
 import torch
-import urllib3
+from requests.adapters import HTTPAdapter
 from torch import Tensor, nn
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource
@@ -40,10 +39,10 @@ _BYTES_A_NUMBER = 32  # the longest JSON number; .npy takes 4 or 8
 _BYTES_AROUND = 1 << 16  # the .npy header, JSON's keys and brackets
 _BLOCK = 1 << 16
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 120.0  # the second for a whole answer, first byte to last
-_FIRST_PATIENCE, _PATIENCE = 10.0, 120.0  # how long to try again: before a service's first answer, and after it
-_BUSY_STATUS, _FAILED_STATUS = (429, 502, 503, 504), 500
-_MOST_FAILURES = 3  # responses of 500: the service runs and fails on this batch
-_FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0  # seconds between tries
+_RETRIES = Retry(  # the waits are 0, 1, 2, 4, 8 and 16 seconds
+    6, read=1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), allowed_methods=None,
+    raise_on_status=False,
+)  # fmt: skip
 _HEADERS = {"Content-Type": "application/x-npy", "Accept": "application/x-npy, application/json"}
 
 Array = np.ndarray[Any, Any]
@@ -126,16 +125,11 @@ def _n_classes(uri: ClassifierSource) -> int | None:
 
 
 class HttpService:
-    """A service that receives batches by POST; requests are repeated for a limited time if it fails to respond.
-
-    Args:
-        url: address for the requests.
-        n_classes: bounds the bytes of an answer.
-    """
+    """A service at `url` that receives batches by POST; `n_classes` bounds the bytes of an answer."""
 
     def __init__(self, url: str, n_classes: int | None = None) -> None:
-        self.url, self.n_classes, self._patience = url, n_classes or MOST_CLASSES, _FIRST_PATIENCE
-        self._session = requests.Session()
+        self.url, self.n_classes, self._session = url, n_classes or MOST_CLASSES, requests.Session()
+        self._session.mount(url, HTTPAdapter(max_retries=_RETRIES))
 
     def __call__(self, images: Array) -> Array:
         """Return the logits or classes of the service for a batch.
@@ -144,27 +138,18 @@ class HttpService:
             BaseClassifierError: if the service cannot be reached or rejects the request, or for an answer that is too
                 long, too slow, or neither an .npy file nor JSON with logits or classes.
         """
-        sink, started, wait = io.BytesIO(), time.monotonic(), _FIRST_WAIT
+        sink = io.BytesIO()
         np.save(sink, images, allow_pickle=False)
-        for n_requests in itertools.count(1):
-            try:
-                with self._session.post(
-                    self.url, sink.getvalue(), headers=_HEADERS, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS),
-                    stream=True, allow_redirects=False,
-                ) as response:  # fmt: skip
-                    if response.status_code == 200:
-                        content = b"".join(self._within_limits(response.raw, len(images)))
-                        break
-                    status, reason = response.status_code, f"{response.status_code} {response.reason}"
-            except (OSError, urllib3.exceptions.HTTPError) as error:  # OSError includes the errors of requests
-                status, reason = _BUSY_STATUS[0], f"{type(error).__name__}: {error}"
-            is_busy = status in _BUSY_STATUS or (status == _FAILED_STATUS and n_requests < _MOST_FAILURES)
-            waited = time.monotonic() - started
-            if not is_busy or waited + wait > self._patience:
-                raise BaseClassifierError(f"{self.url} does not answer: {reason} (tried for {waited:.0f} s)")
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
-        self._patience = _PATIENCE
+        try:
+            with self._session.post(
+                self.url, sink.getvalue(), headers=_HEADERS, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS),
+                stream=True, allow_redirects=False,
+            ) as response:  # fmt: skip
+                if response.status_code != 200:
+                    raise BaseClassifierError(f"{self.url} does not answer: {response.status_code} {response.reason}")
+                content = b"".join(self._within_limits(response.raw, len(images)))
+        except (OSError, HTTPError) as error:  # OSError includes the errors of requests
+            raise BaseClassifierError(f"{self.url} does not answer: {type(error).__name__}: {error}") from error
         return decode_answer(content, self.url)
 
     def _within_limits(self, raw: Any, n_images: int) -> Iterator[bytes]:

@@ -56,7 +56,7 @@ class Service:
         request.close_connection = True
         refuses = len(self.n_images) <= self.n_refused
         head = "HTTP/1.1 503 Busy\nContent-Length: 0" if refuses else self.head
-        request.wfile.write(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+        request.wfile.write(f"{head}\nConnection: close\n\n".replace("\n", "\r\n").encode())
         for block in () if refuses else self.answer(images):
             request.wfile.write(block)
             self.sent += len(block)
@@ -118,7 +118,7 @@ def test_answers_that_are_none_are_quoted(body: bytes, message: str) -> None:
 
 
 def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(black_box, "_FIRST_PATIENCE", 0.5)
+    monkeypatch.setattr(black_box, "_RETRIES", black_box._RETRIES.new(total=1))
     with pytest.raises(BaseClassifierError, match=r"http://127.0.0.1:9/x does not answer"):
         load_classifier("http://127.0.0.1:9/x", "std")(torch.rand(1, 3, 4, 4))
 
@@ -189,11 +189,14 @@ def test_an_answer_that_drips_ends_at_its_time_limit(monkeypatch: pytest.MonkeyP
     ("head", "message", "n_requests"),
     [
         ("HTTP/1.1 302 Found\nLocation: http://127.0.0.1:9/", "does not answer: 302 Found", 1),
-        ("HTTP/1.1 500 Bug\nContent-Length: 0", "does not answer: 500 Bug", 3),
+        ("HTTP/1.1 500 Bug\nContent-Length: 0", "does not answer: 500 Bug", 7),
         ("HTTP/1.1 403 No\nContent-Length: 0", "does not answer: 403 No", 1),
     ],
 )
-def test_what_is_no_answer_is_refused_in_few_requests(head: str, message: str, n_requests: int) -> None:
+def test_what_is_no_answer_is_refused_in_few_requests(
+    head: str, message: str, n_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(black_box, "_RETRIES", black_box._RETRIES.new(backoff_factor=0))
     service = Service(lambda _: (), head)
     assert message in error_of(service)
     assert len(service.n_images) == n_requests
