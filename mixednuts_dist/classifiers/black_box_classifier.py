@@ -33,8 +33,7 @@ from .factories import find_function, keyword_arguments
 BATCH_SIZE = 64
 CERTAIN_LOGIT = 20.0  # logit of a returned class, against 0 for the others: a softmax of 1 in float32
 MOST_CLASSES = 25_000  # above ImageNet-21k; bounds answers if the URI has no #classes=K
-_CACHED_BYTES = 64 << 20  # memory for stored answers
-_KEPT_OVERHEAD = 200  # bytes of Python's objects per answer
+_MOST_KEPT = 10_000  # answers, which take 40 MB for 1000 classes
 _BYTES_A_NUMBER = 32  # the longest JSON number; .npy takes 4 or 8
 _BYTES_AROUND = 1 << 16  # the .npy header, JSON's keys and brackets
 _BLOCK = 1 << 16
@@ -76,7 +75,7 @@ class BlackBoxClassifier(nn.Module):
             part = new[start : start + BATCH_SIZE]
             self.kept.update(zip((keys[i] for i in part), self._logits(images[part]), strict=True))
         rows = [self.kept[key] for key in keys]
-        while len(self.kept) * (rows[0].nbytes + _KEPT_OVERHEAD) > _CACHED_BYTES:
+        while len(self.kept) > _MOST_KEPT:
             self.kept.popitem(last=False)
         return torch.from_numpy(np.stack(rows)).to(images_BCHW.device)
 

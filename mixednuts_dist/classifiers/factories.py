@@ -2,9 +2,7 @@
 
 `demo:std` is accurate and not robust. `demo:rob` is robust. `demo:rob_light` is smaller and was trained at a smaller
 radius, for studies that compare robust classifiers. `demo:noisy` was trained with normal noise of standard deviation
-0.25, for certificates by smoothing. Each has three small convolutions and a linear layer, without batch
-normalization, so a CPU core computes tens of thousands of forward and backward passes per second.
-`tools/demo_training.py` made the weights in `weights/`.
+0.25, for certificates by smoothing. `tools/demo_training.py` made the weights in `weights/`.
 """
 
 import hashlib
@@ -88,26 +86,20 @@ def _module(name: str) -> ModuleType:
             return importlib.import_module(name)
         unique = f"mixednuts_factory_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
         return sys.modules.get(unique) or import_file(unique, path)
-    except ModuleNotFoundError as error:
-        searched = path.absolute().parent if path.suffix == ".py" else Path.cwd()
-        raise BaseClassifierError(
-            f"cannot import {name!r}: {error}, which is neither installed nor in {searched}. "
-            "Set PYTHONPATH to the folder that holds it"
-        ) from error
     except ImportError as error:
-        raise BaseClassifierError(f"cannot import {name!r}: {error}") from error
+        advice = (
+            f", which is neither installed nor in {path.absolute().parent}. Set PYTHONPATH to the folder that holds it"
+        )
+        found = isinstance(error, ModuleNotFoundError)
+        raise BaseClassifierError(f"cannot import {name!r}: {error}{advice if found else ''}") from error
 
 
 class DigitsNet(nn.Module):
-    """A classifier of images (B, 1, 8, 8) in [0, 1] with normalization inside.
-
-    Args:
-        widths: channels of the first convolution, and of the second and third.
-    """
+    """A classifier of images (B, 1, 8, 8) in [0, 1], with normalization inside and without batch normalization."""
 
     def __init__(self, widths: tuple[int, int]) -> None:
         super().__init__()
-        first, second = widths
+        first, second = widths  # channels
         self.layers = nn.Sequential(
             nn.Conv2d(1, first, kernel_size=3, padding=1),
             nn.SiLU(),
@@ -130,21 +122,17 @@ class DigitsNet(nn.Module):
              target="std|rob|rob_light|noisy")  # fmt: skip
 def load_demo(uri: ClassifierSource) -> DigitsNet:
     """Return the embedded classifier of that name, frozen, in eval mode, and on the CPU."""
-    return _packaged(uri.target)
+    classifier = DigitsNet(DEMO_WIDTHS[uri.target])
+    weights = Path(__file__).with_name("weights") / f"demo_{uri.target}.safetensors"
+    classifier.load_state_dict(safetensors.torch.load_file(weights))
+    return classifier.eval().requires_grad_(False)
 
 
 def demo_std() -> DigitsNet:
     """Return `demo:std`."""
-    return _packaged("std")
+    return load_demo(ClassifierSource("demo:std"))  # type: ignore[no-any-return]
 
 
 def demo_rob() -> DigitsNet:
     """Return `demo:rob`."""
-    return _packaged("rob")
-
-
-def _packaged(name: str) -> DigitsNet:
-    classifier = DigitsNet(DEMO_WIDTHS[name])
-    weights = Path(__file__).with_name("weights") / f"demo_{name}.safetensors"
-    classifier.load_state_dict(safetensors.torch.load_file(weights))
-    return classifier.eval().requires_grad_(False)
+    return load_demo(ClassifierSource("demo:rob"))  # type: ignore[no-any-return]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-from torch import hub
+from torch import hub, nn
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import ClassifierSource, Missing
-from ..errors import BaseClassifierError
+from ..errors import BaseClassifierError, reason_of
 from .base_classifiers import Normalized
 from .checkpoints import import_quietly, load_weights, quietly, tensors_only
 
@@ -76,10 +76,10 @@ def load_timm(uri: ClassifierSource) -> Normalized:
     if uri.scheme != "hf" and not timm.is_model(uri.target.partition(".")[0]):
         raise _no_model("timm", uri.target, timm.list_models())
     name = f"hf-hub:{uri.target}" if uri.scheme == "hf" else uri.target
-    with downloads(uri):
+    with downloads():
         is_bare = uri.option("weights") or uri.option("checkpoint")
         net = timm.create_model(name, pretrained=not is_bare, **_n_classes(uri))
-    return _with_checkpoint(Normalized(net, net.pretrained_cfg["mean"], net.pretrained_cfg["std"]), uri)
+    return _normalized(net, net.pretrained_cfg["mean"], net.pretrained_cfg["std"], uri)
 
 
 def missing_from_torchvision(uri: ClassifierSource) -> Iterator[Missing]:
@@ -99,11 +99,11 @@ def load_torchvision(uri: ClassifierSource) -> Normalized:
         BaseClassifierError: for an unknown model or weights name (the valid ones are listed), or a failed download.
     """
     weights = _torchvision_weights(uri)
-    with downloads(uri):
+    with downloads():
         net = import_quietly("torchvision.models").get_model(uri.target, weights=weights, **_n_classes(uri))
     recipe = weights.transforms() if weights else None
     mean, std = getattr(recipe, "mean", _IMAGENET_MEAN), getattr(recipe, "std", _IMAGENET_STD)
-    return _with_checkpoint(Normalized(net, mean, std), uri)
+    return _normalized(net, mean, std, uri)
 
 
 def _torchvision_weights(uri: ClassifierSource) -> Any:
@@ -126,35 +126,28 @@ def _torchvision_weights(uri: ClassifierSource) -> Any:
     return choices[name]
 
 
-def _with_checkpoint(model: Normalized, uri: ClassifierSource) -> Normalized:
+def _normalized(net: nn.Module, mean: Sequence[float], std: Sequence[float], uri: ClassifierSource) -> Normalized:
     path = uri.option("checkpoint")
-    if path is not None:
-        load_weights(model.net, Path(path))
-    return model
+    return Normalized(load_weights(net, Path(path)) if path else net, mean, std)
 
 
 def _n_classes(uri: ClassifierSource) -> dict[str, int]:
-    wanted = uri.option("num_classes")
-    return {} if wanted is None else {"num_classes": int(wanted)}
+    return {key: int(value) for key, value in uri.options if key == "num_classes"}
 
 
 @contextlib.contextmanager
-def downloads(uri: ClassifierSource) -> Iterator[None]:
+def downloads() -> Iterator[None]:
     """Let a library download in the block, and load only tensors; errors explain how to work without a network."""
     try:
         with quietly(), tensors_only():
             yield
     except (OSError, RuntimeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        local = f", or give a local file, {uri.scheme}:{uri.target}?checkpoint=FILE"
-        other = local if "checkpoint" in uri.fact("options", {}) else ""
         raise BaseClassifierError(
-            f"the weights are not in the local cache and cannot be downloaded ({reason}). "
-            f"Load them once on a machine with a network and copy its cache (HF_HOME, TORCH_HOME){other}"
+            f"the weights are not in the local cache and cannot be downloaded ({reason_of(error)}). "
+            "Load them once on a machine with a network and copy its cache (HF_HOME, TORCH_HOME)"
         ) from error
 
 
 def _no_model(library: str, name: str, names: Sequence[str]) -> BaseClassifierError:
-    close = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
-    hint = f"close ones: {', '.join(close)}" if close else f"for instance {', '.join(list(names)[:5])}"
-    return BaseClassifierError(f"{library} has no model {name!r}; {hint}")
+    close = difflib.get_close_matches(name, names, n=5, cutoff=0)
+    return BaseClassifierError(f"{library} has no model {name!r}; close ones: {', '.join(close)}")

@@ -66,7 +66,7 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
         if tag is None or (tag not in tags and not Path(tag).is_file()):
             given = "pretrained is missing" if tag is None else f"pretrained={tag!r} is neither a file nor a tag of it"
             raise BaseClassifierError(f"openclip:{uri.target}: {given}; it has: {', '.join(tags) or 'none'}")
-    with downloads(uri):
+    with downloads():
         # open_clip only warns if weights were trained with QuickGELU, as OpenAI's were, and the architecture has GELU.
         quick = bool(tag and (library.get_pretrained_cfg(uri.target, tag) or {}).get("quick_gelu"))
         model = library.create_model(uri.target, pretrained=tag, force_quick_gelu=quick).eval()

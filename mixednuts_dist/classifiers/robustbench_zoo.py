@@ -1,9 +1,8 @@
 """Import RobustBench, and load `robustbench:MODEL?dataset=cifar10&threat=Linf`.
 
-The models are RobustBench's classes with its weights. Workers never download weights. If weights are missing, the error
-shows the command that downloads them. Options: `model_dir` (with `<dataset>/<threat>/<MODEL>.pt`),
-`weights=none&seed=0` (random weights), and, for Bai2024MixedNUTS alone, `part=std`, the published standard classifier.
-The published robust classifier is a separate model of the zoo.
+Workers never download weights. Options: `model_dir` (with `<dataset>/<threat>/<MODEL>.pt`), `weights=none&seed=0`
+(random weights), and, for Bai2024MixedNUTS alone, `part=std`, the published standard classifier. The published robust
+classifier is a separate model of the zoo.
 
 robustbench 1.1.1 imports `autoattack` but depends on pyautoattack, the same code with another name and other arguments.
 It also imports pkg_resources, which setuptools 81 removed (hence the pin), and its classes print messages.
@@ -47,11 +46,7 @@ _UNUSED_BY_FORWARD = {"mean", "std", "mu", "sigma", "normalize.mean", "normalize
 
 
 def import_robustbench(name: str = "robustbench") -> ModuleType:
-    """Import robustbench or one of its modules, after which `import robustbench` works everywhere in this process.
-
-    `robustbench.eval.benchmark(model, eps=8 / 255, ...)` works too, because the module `autoattack` that it imports is
-    then an alias that accepts its arguments.
-    """
+    """Import robustbench or one of its modules, after which `import robustbench` works everywhere in this process."""
     try:
         importlib.import_module("autoattack")
     except ImportError:
@@ -64,8 +59,6 @@ def _alias_autoattack() -> None:
     published, state = import_quietly("pyautoattack"), import_quietly("pyautoattack.state")
 
     class AutoAttack(published.AutoAttack):  # type: ignore[misc,name-defined]
-        """pyautoattack's attack with the arguments of the original."""
-
         def __init__(self, model: Any, *, log_path: str | None = None, **options: Any) -> None:
             if log_path is not None:
                 raise BaseClassifierError("pyautoattack writes no log file. Leave out log_path")
@@ -173,7 +166,7 @@ def _weight_files(uri: ClassifierSource) -> list[tuple[Path, str]]:
     dataset, threat = _benchmark(uri)
     names, part = zoo_models(dataset, threat), uri.option("part")
     if uri.target not in names:
-        close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0.3) or list(names)[:5]
+        close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0)
         raise BaseClassifierError(
             f"RobustBench has no {dataset} model {uri.target!r} for threat={threat}; it has {len(names)}, "
             f"among them: {', '.join(close) or 'none'}"

@@ -43,10 +43,7 @@ class AdvImages:
         """
         shape = tuple(self.x_adv_NCHW.shape[1:])
         if shape != tuple(image_shape):
-            raise DatasetError(
-                f"{self.path}: its images have the shape {shape}, the run's images {tuple(image_shape)} "
-                "(channels, height, width)"
-            )
+            raise DatasetError(f"{self.path}: its images have the shape {shape}, the run's images {tuple(image_shape)}")
         if not any(0 <= each < n_images for each in self.rows):
             raise DatasetError(
                 f"{self.path}: the sample ids are {min(self.rows)} to {max(self.rows)}, and this run has 0 to "
@@ -124,10 +121,8 @@ def _read(files: Sequence[Path]) -> tuple[Any, Sequence[int]]:
     if path.suffix == ".parquet":
         table = pq.read_table(files, columns=["sample_id", "x_adv"])
         return to_tensor(table.column("x_adv"), table.schema.field("x_adv")), table.column("sample_id").to_pylist()
-    if path.suffix in (".pt", ".pth"):
-        held = torch.load(path, map_location="cpu", weights_only=True)
-    else:
-        held = np.load(path, allow_pickle=False)
+    is_torch = path.suffix in (".pt", ".pth")
+    held = torch.load(path, "cpu", weights_only=True) if is_torch else np.load(path, allow_pickle=False)
     if isinstance(held, torch.Tensor | np.ndarray):
         return held, range(len(held))
     name = next((name for name in _NAMES if name in held), None)

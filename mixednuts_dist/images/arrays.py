@@ -20,44 +20,48 @@ from ..classifiers.checkpoints import import_quietly
 from ..config.register import DATASETS
 from ..config.uris import DatasetSource, Missing
 from ..errors import DatasetError
-from .datasets import Dataset, check_images
+from .datasets import Dataset, check_read
 
 logger = logging.getLogger(__name__)
 
+Array = np.ndarray[Any, Any]
+
 CIFAR_ROOT = "data"
 N_TRAIN = 898  # rows 0 to 897 are the training half of the digits, and the other 899 are the test half
-LARGEST_LABEL = 2**31 - 1  # larger values are hashes, or -1 that was read as unsigned
 _LARGEST_PIXEL = 16  # each pixel of the digits counts the inked dots of a 4 x 4 block
 _CHUNK = 1000  # images that are checked or hashed at a time
-_FLOATS = (np.float16, np.float32, np.float64)
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LENGTHS_AT = 26  # offset in a zip member's header of the lengths of its last two fields, the name and the extra field
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArrayImages(Dataset):
-    """Images in one array, in memory or mapped from a file: channels first or last, uint8 or floats in [0, 1].
+    """Images in one array, in memory or mapped from a file, of shape (N, C, H, W), (N, H, W, C) or (N, H, W).
 
     Raises:
         DatasetError: if the arrays are not such images with one label per image.
     """
 
     uri: str
-    images: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]  # (N,) integers
+    images: Array  # uint8, or floats in [0, 1]
+    labels: Array  # (N,) integers
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_arrays(self.uri, self.images, self.labels)
-        object.__setattr__(self, "labels", self.labels.astype(np.int64))
+        self.labels = self.labels.astype(np.int64)
+        if self.images.ndim == 3:
+            self.images = self.images[:, None]
+        elif self.images.shape[-1] in (1, 3) and self.images.shape[1] not in (1, 3):
+            self.images = self.images.transpose(0, 3, 1, 2)
         if self.images.dtype != np.uint8:
             for start in range(0, len(self), _CHUNK):
-                check_images(*self.read(start, start + _CHUNK), self.uri)
+                check_read(*self.read(start, start + _CHUNK), self.uri)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
         native = self.images.dtype.newbyteorder("=")  # torch knows no other byte order
-        pixels = torch.from_numpy(np.array(_channels_first(self.images[start:stop]), native, order="C"))
+        pixels = torch.from_numpy(np.array(self.images[start:stop], native, order="C"))
         scaled = pixels.float().div(255) if pixels.dtype == torch.uint8 else pixels.float()
         return scaled, torch.from_numpy(self.labels[start:stop].copy())
 
@@ -65,7 +69,7 @@ class ArrayImages(Dataset):
         """Return the sha256 of the first `n` images and labels."""
         sha = hashlib.sha256(np.ascontiguousarray(self.labels[:n]).tobytes())
         for start in range(0, n, _CHUNK):
-            sha.update(np.ascontiguousarray(_channels_first(self.images[start : min(start + _CHUNK, n)])).tobytes())
+            sha.update(np.ascontiguousarray(self.images[start : min(start + _CHUNK, n)]).tobytes())
         return sha.hexdigest()
 
 
@@ -80,9 +84,8 @@ def open_digits(_: DatasetSource) -> ArrayImages:
 def load_digits_split(split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
     """Return one half of the digits: images (N, 1, 8, 8), float32 in [0, 1], and labels (N,), int64.
 
-    The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data,
-    about 130 from each of 13 people. The rows of each person seem to be together, so a cut at one row puts all writers
-    except one on one side. With a shuffled split, the accuracies would be too high.
+    The rows of each of the 13 writers seem to be together, so a cut at one row puts all writers except one on one side.
+    With a shuffled split, the accuracies would be too high.
     """
     package = find_spec("sklearn")  # its table is read as a file, because importing scikit-learn takes three seconds
     assert package is not None and package.origin is not None
@@ -145,16 +148,15 @@ def open_npz(uri: DatasetSource) -> ArrayImages:
     return ArrayImages(name, _array(path, members["images"]), _array(path, members["labels"]))
 
 
-def _array(path: Path, member: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
+def _array(path: Path, member: zipfile.ZipInfo) -> Array:
     """Map an array of an .npz file, so that only images that are read need memory; load the array if it is compressed.
 
     Raises:
         ValueError, KeyError: for Python objects, an unknown format version, or another size than the shape requires.
     """
     if member.compress_type != zipfile.ZIP_STORED:
-        with np.load(path, allow_pickle=False) as arrays:
-            loaded: np.ndarray[Any, Any] = arrays[Path(member.filename).stem]
-            return loaded
+        loaded: Array = np.load(path, allow_pickle=False)[Path(member.filename).stem]
+        return loaded
     with path.open("rb") as file:
         file.seek(member.header_offset + _LENGTHS_AT)
         begin = file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
@@ -165,27 +167,15 @@ def _array(path: Path, member: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
         return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran_order else "C")
 
 
-def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return images as (B, C, H, W), from that shape, (B, H, W) or (B, H, W, C)."""
-    if images.ndim == 3:
-        return images[:, None]
-    if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    return images
-
-
-def _check_arrays(uri: str, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
+def _check_arrays(uri: str, images: Array, labels: Array) -> None:
     """Check the shape and type of the pixels, and that each image has a label."""
     if images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(labels) or 0 in images.shape:
         raise DatasetError(f"{uri}: images {images.shape} and labels {labels.shape} are not N images with N labels")
     whole = np.issubdtype(labels.dtype, np.integer)
-    if not whole or not 0 <= int(labels.min()) <= int(labels.max()) <= LARGEST_LABEL:
+    if not whole or labels.astype(np.int64).min() < 0:  # the largest uint64 is -1
         found = f"{labels.dtype} from {labels.min()} to {labels.max()}" if whole else str(labels.dtype)
-        raise DatasetError(f"{uri}: labels must be integers from 0 to {LARGEST_LABEL}; found {found}")
-    if images.dtype.newbyteorder("=") not in (np.uint8, *_FLOATS):
+        raise DatasetError(f"{uri}: labels must be integers, 0 or more; found {found}")
+    if images.dtype.newbyteorder("=") not in (np.uint8, np.float16, np.float32, np.float64):
         raise DatasetError(f"{uri}: pixels are {images.dtype}; store uint8, or floats in [0, 1]")
     if images.dtype == np.uint8 and images[:_CHUNK].max() <= 1:
-        logger.warning(
-            "%s: pixels are uint8 and all 0 or 1, which counts as black (uint8 is divided by 255); if 1 is white, "
-            "store floats", uri,
-        )  # fmt: skip
+        logger.warning("%s: pixels are uint8 and all 0 or 1, which counts as black; if 1 is white, store floats", uri)

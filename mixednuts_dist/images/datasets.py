@@ -7,11 +7,11 @@ import hashlib
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from ..attacks.verification import check_images
 from ..config.uris import DatasetSource
-from ..errors import DatasetError
+from ..errors import DatasetError, InvalidInputError
 
 
 class Dataset(Protocol):
@@ -58,19 +58,9 @@ def open_dataset(uri: str) -> Dataset:
     return dataset
 
 
-def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
-    """Check that a dataset has read float32 images in [0, 1] with their labels.
-
-    Raises:
-        DatasetError: with what was found.
-    """
-    if images_BCHW.dim() != 4 or images_BCHW.dtype != torch.float32 or labels_B.shape != images_BCHW.shape[:1]:
-        raise DatasetError(
-            f"{uri}: read images {tuple(images_BCHW.shape)} of {images_BCHW.dtype} and labels {tuple(labels_B.shape)}; "
-            "they must be float32 (images, channels, height, width) and one label per image"
-        )
-    if not bool(torch.isfinite(images_BCHW).all()):
-        raise DatasetError(f"{uri}: some pixels are NaN or infinite")
-    if images_BCHW.numel() and not (float(images_BCHW.min()) >= 0 and float(images_BCHW.max()) <= 1):
-        low, high = float(images_BCHW.min()), float(images_BCHW.max())
-        raise DatasetError(f"{uri}: pixels range over [{low:.9g}, {high:.9g}]; they must lie in [0, 1]")
+def check_read(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
+    """Check that a dataset has read images in [0, 1] with their labels. Raises DatasetError with what was found."""
+    try:
+        check_images(images_BCHW, labels_B)
+    except InvalidInputError as error:
+        raise DatasetError(f"{uri}: {error}") from error

@@ -1,10 +1,8 @@
 """Datasets of image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`."""
 
 import hashlib
-import itertools
 import json
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -74,7 +72,6 @@ class ImageFiles(Dataset):
             raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
 
     def _decoded(self, name: str, prepare: Callable[[Image.Image], Tensor]) -> Tensor:
-        """Return one image, uint8 of shape (3, H, W)."""
         try:
             with self._opened(name) as file, Image.open(file) as image:
                 return prepare(image.convert("RGB"))
@@ -111,13 +108,13 @@ def preprocessing(name: str | None) -> Callable[[Image.Image], Tensor]:
     """
     transforms = import_quietly("torchvision.transforms")
     match = PREPROCESS.fullmatch(name or "")
+    cubic, resize, crop = match.group("cubic", "resize", "crop") if match else (None, None, None)
     steps = []
-    if match and match["resize"]:
-        mode = transforms.InterpolationMode("bicubic" if match["cubic"] else "bilinear")
-        side = int(match["resize"])
-        steps.append(transforms.Resize(side if match["crop"] else [side, side], interpolation=mode))
-    if match and match["crop"]:
-        steps.append(transforms.CenterCrop(int(match["crop"])))
+    if resize:
+        mode = transforms.InterpolationMode("bicubic" if cubic else "bilinear")
+        steps.append(transforms.Resize(int(resize) if crop else [int(resize)] * 2, interpolation=mode))
+    if crop:
+        steps.append(transforms.CenterCrop(int(crop)))
     composed: Callable[[Image.Image], Tensor] = transforms.Compose([*steps, transforms.PILToTensor()])
     return composed
 
@@ -128,7 +125,6 @@ def evaluation_names() -> tuple[str, ...]:
     return tuple(robustbench_file("helper_files/imagenet_test_image_ids.txt").read_text().split())
 
 
-@cache
 def class_labels() -> dict[str, int]:
     """Return a dict from WordNet id to label."""
     labels: dict[str, int] = json.loads(robustbench_file("helper_files/imagenet_class_to_id_map.json").read_text())
@@ -138,7 +134,7 @@ def class_labels() -> dict[str, int]:
 def missing_imagenet(uri: DatasetSource) -> Iterator[Missing]:
     """List the missing files of `imagenet:` URIs: nothing if any image exists, because a run can use some of them."""
     folder, present = _present(uri)
-    if next(present, None) is None:
+    if not present:
         yield Missing(
             f"RobustBench's {len(evaluation_names())} ImageNet validation images",
             str((folder / evaluation_names()[0]).absolute()),
@@ -153,30 +149,28 @@ def open_imagenet(uri: DatasetSource) -> ImageFiles:
     """Open those of RobustBench's 5000 images that are in ROOT, in RobustBench's order and with its labels.
 
     ROOT is the validation folder with one subfolder per class (n01440764, ...), or a folder that contains it as `val`.
-    Labels are the positions of the 1000 classes in WordNet order, as in RobustBench's loader, which takes them from
-    the subfolders. If some images or classes are missing, the others keep their labels and order, and a warning counts
-    the images that exist.
+    Labels are the positions of the 1000 classes in WordNet order. If some images or classes are missing, the others
+    keep their labels and order, and a warning counts the images that exist.
 
     Raises:
         DatasetError: if no image exists.
     """
     for lacking in missing_imagenet(uri):
         raise DatasetError(f"{uri}: none of {lacking.what} exists, such as {lacking.path}: {lacking.command}")
-    folder, present = _present(uri)
-    names = list(present)
+    folder, names = _present(uri)
     if len(names) < len(evaluation_names()):
         logger.warning("imagenet:%s: %d of the %d images exist", uri.target, len(names), len(evaluation_names()))
-    labels = [class_labels()[name.partition("/")[0]] for name in names]
+    label_of = class_labels()
+    labels = [label_of[name.partition("/")[0]] for name in names]
     if uri.option("order"):
-        turns = defaultdict[int, Iterator[int]](itertools.count)  # per class
-        order = [index for _, index in sorted((next(turns[label]), index) for index, label in enumerate(labels))]
+        order = sorted(range(len(names)), key=lambda i: labels[:i].count(labels[i]))  # by the turn within the class
         names, labels = [names[index] for index in order], [labels[index] for index in order]
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
     called = import_quietly("torchvision.models").ResNet18_Weights.DEFAULT.meta["categories"]  # in the labels' order
     return ImageFiles(f"imagenet:{uri.target}", folder, tuple(names), np.array(labels, np.int64), chosen, tuple(called))
 
 
-def _present(uri: DatasetSource) -> tuple[Path, Iterator[str]]:
+def _present(uri: DatasetSource) -> tuple[Path, list[str]]:
     """Return the validation folder and those of RobustBench's names that exist in it."""
     folder = Path(uri.target) / "val" if (Path(uri.target) / "val").is_dir() else Path(uri.target)
-    return folder, (name for name in evaluation_names() if (folder / name).is_file())
+    return folder, [name for name in evaluation_names() if (folder / name).is_file()]

@@ -10,8 +10,8 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -75,12 +75,11 @@ class ImageRows:
 
 @dataclass
 class ParquetImages(Dataset):
-    """An opened prepared dataset, which keeps the part that was read last in memory."""
+    """An opened prepared dataset."""
 
     uri: str
     store: Store
     manifest: Manifest
-    _last: tuple[ImagePart, ImageRows] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.labels = np.array(self.manifest.labels, np.int64)
@@ -93,9 +92,7 @@ class ParquetImages(Dataset):
         """
         pieces = [np.empty((0, *self.manifest.image_shape), np.uint8)]
         for part in self._parts(start, stop):
-            if self._last is None or self._last[0] != part:
-                self._last = (part, read_part(self.store, part))
-            pieces.append(self._last[1].images[max(start - part.start, 0) : stop - part.start])
+            pieces.append(read_part(self.store, part).images[max(start - part.start, 0) : stop - part.start])
         pixels = np.concatenate(pieces)
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
@@ -171,8 +168,9 @@ def finished_part(store: Store, name: str, content_hash: str) -> ImageRows | Non
     return rows if found == content_hash else None
 
 
+@lru_cache(maxsize=1)
 def read_part(store: Store, part: ImagePart) -> ImageRows:
-    """Read a part's rows and verify them against the manifest.
+    """Read a part's rows and verify them against the manifest. The last part stays in memory.
 
     Raises:
         DatasetError: if the file is missing, damaged, or not the one in the manifest.
@@ -194,7 +192,7 @@ def balanced_order(labels: Iterable[int], seed: int) -> list[int]:
 
     The r-th of the n images of a class gets the place (r + u) / n in [0, 1), with a constant u in [0, 1) per class, and
     the images are sorted by their places. Any w consecutive images then include n w / N images of that class, up to two
-    more or less. The order depends only on `seed` and the labels, not on the version of a random number generator.
+    more or less. The order depends only on `seed` and the labels.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):

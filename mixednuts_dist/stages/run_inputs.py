@@ -32,7 +32,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     """
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
-    from ..images.datasets import check_images, labels_checksum, open_dataset
+    from ..images.datasets import check_read, labels_checksum, open_dataset
     from ..mixing.classifier import MixedClassifier
 
     evaluate = config.evaluate
@@ -41,7 +41,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     if n_images > len(dataset):
         raise DatasetError(f"data.n={n_images}, but {config.data.uri} has {len(dataset)} images")
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
-    check_images(images, labels, config.data.uri)
+    check_read(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
     n_classes, masked, mixed = dict[str, int](), list[str](), False
     for role, source in config.classifiers.items():

@@ -155,7 +155,7 @@ def test_a_wrong_fragment_is_refused(fragment: str) -> None:
 
 
 def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(black_box, "_CACHED_BYTES", 4 * (3 * 4 + black_box._KEPT_OVERHEAD))
+    monkeypatch.setattr(black_box, "_MOST_KEPT", 4)
     asked: list[int] = []
 
     def ask(images: np.ndarray) -> np.ndarray:

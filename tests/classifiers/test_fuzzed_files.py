@@ -16,7 +16,7 @@ from safetensors.torch import save
 from mixednuts_dist.classifiers.black_box_classifier import decode_answer
 from mixednuts_dist.classifiers.checkpoints import read_state_dict
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
-from mixednuts_dist.images.datasets import check_images, open_dataset
+from mixednuts_dist.images.datasets import check_read, open_dataset
 
 BITS, LABELS = np.arange(2 * 3 * 4 * 4).reshape(2, 3, 4, 4) % 2, np.array([0, 1])
 STATE = {"state_dict": {"module.a": torch.ones(3), "module.b": torch.zeros(2, 2)}}
@@ -43,10 +43,10 @@ def use(path: Path) -> None:
     try:
         if path.suffix == ".npz":
             dataset = open_dataset(f"npz:{path}")
-            check_images(*dataset.read(0, len(dataset)), str(path))
+            check_read(*dataset.read(0, len(dataset)), str(path))
         elif path.suffix == ".png":
             dataset = open_dataset(f"folder:{path.parents[1]}")
-            check_images(*dataset.read(0, 1), str(path))
+            check_read(*dataset.read(0, 1), str(path))
         elif path.suffix == ".npy":
             decode_answer(path.read_bytes(), "http://host")
         else:

@@ -68,8 +68,8 @@ def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:
         mn.mix(std, rob, images, labels, threat="Linf")  # type: ignore[arg-type]
     for wrong, given in {
         r"^mix: images \(8, 1, 8, 8\) and labels \(3,\) are not N images with N labels": (images, labels[:3]),
-        r"^mix: pixels range over \[0, 255\]": (images * 255, labels),
-        r"^mix: labels must be integers from 0 to \d+; found float32": (images, labels.float()),
+        r"^mix: images range over \[0, 255\]": (images * 255, labels),
+        r"^mix: labels must be integers, 0 or more; found float32": (images, labels.float()),
     }.items():
         with pytest.raises(DatasetError, match=wrong):  # and no file that the caller has never seen
             mn.mix(std, rob, *given, threat=THREAT)
