@@ -1,9 +1,9 @@
 """Connect to a Ray cluster, or start a private Ray on this machine that ends with the process."""
 
+import importlib
 import logging
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psutil
 import ray
@@ -22,7 +23,7 @@ _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0  # for a cluster on a busy machine; importing Ray takes several of these seconds
 _STARTS = 3  # tries to start a private Ray, whose own limit of 30 s may be too short on a busy machine
 _LOOK_SECONDS = 1.0  # between two connections to Ray's head
-_OWN_HEAD_SECONDS = 3.0  # a private head that refuses connections for this long has ended
+_OWN_HEAD_SECONDS = 3.0  # a private head that refuses connections for this long has ended; nothing restarts it
 # The head of a cluster may restart, so Ray waits for it, and then aborts the process with a message that does not help.
 # `_watch_head` ends the process 10 s earlier with a clear one.
 _RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -47,8 +48,7 @@ def connect(address: str | None) -> threading.Event:
     else:
         require_answer(address)
         try:
-            with _own_signal_handlers():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            _init(address=address)
         except (ConnectionError, RuntimeError, ValueError) as error:  # another version of Ray or Python, for example
             raise ClusterError(f"the Ray cluster at {address!r} cannot be used: {error}") from error
         if address.startswith("ray://"):
@@ -58,28 +58,23 @@ def connect(address: str | None) -> threading.Event:
 
 
 def _watch_head(address: str | None, over: threading.Event) -> None:
-    """End this process with a clear message if Ray's head stays unreachable.
+    """End this process with a clear message if the head of the cluster, or of a private Ray, stays unreachable.
 
     Ray's libraries wait for the head inside calls that no exception reaches, and then abort the process.
-
-    Args:
-        address: the address of a cluster; None for a private Ray, whose head is never restarted and whose processes
-            end too.
     """
     host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
-    last_seen, warned = time.monotonic(), False
-    while not over.wait(_LOOK_SECONDS):
+    patience, last_seen, warned = _HEAD_SECONDS if address else _OWN_HEAD_SECONDS, time.monotonic(), False
+    while (gone := time.monotonic() - last_seen) < patience:
+        if over.wait(_LOOK_SECONDS):
+            return
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
             last_seen, warned = time.monotonic(), False
         except OSError as error:
-            gone = time.monotonic() - last_seen
-            if address and not warned and gone > _OWN_HEAD_SECONDS:
+            if address and not warned:
                 logger.warning("the head of the Ray cluster at %s does not answer (%s)", address, error)
-                warned = True
-            if gone >= (_HEAD_SECONDS if address else _OWN_HEAD_SECONDS) and not over.is_set():
-                break
-    else:
+            warned = True
+    if over.is_set():
         return
     where, how = f"cluster at {address}", " once the head is back"
     if address is None:
@@ -126,8 +121,11 @@ def _start() -> None:
     before = psutil.Process().children()
     for left in reversed(range(_STARTS)):
         try:
-            with _private_settings(), _own_signal_handlers():
-                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
+            # Listen on loopback, which Ray would replace by the machine's own address. Workers share the environment of
+            # the driver; under `uv run`, Ray would build one for each.
+            with _replaced("ray_constants", ENABLE_RAY_CLUSTER=False, RAY_ENABLE_UV_RUN_RUNTIME_ENV=False):
+                _init(address="local", include_dashboard=False)
             return
         except Exception as error:  # Ray has no exception class for a failed start
             _kill([process for process in psutil.Process().children() if process not in before])
@@ -149,44 +147,19 @@ def _kill(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=_CONNECT_SECONDS)
 
 
-@contextmanager
-def _private_settings() -> Iterator[None]:
-    """Make a Ray that the block starts listen on loopback only, and its workers share the driver's environment.
-
-    `ray.init` has no arguments for these settings. It replaces a loopback address by the machine's own and, under `uv
-    run`, builds an environment for each worker, unless two private constants are off.
-    """
-    from ray._private import ray_constants
-
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
-    uv = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"  # some versions lack it
-    before = {"ENABLE_RAY_CLUSTER": ray_constants.ENABLE_RAY_CLUSTER, uv: getattr(ray_constants, uv, None)}
-    vars(ray_constants).update(dict.fromkeys(before, False))
-    try:
-        yield
-    finally:
-        vars(ray_constants).update(before)
+def _init(**options: Any) -> None:
+    """Call `ray.init` without its handler for SIGTERM, which would end the command by `sys.exit`."""
+    with _replaced("utils", set_sigterm_handler=lambda _: None):
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
 
 
 @contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Restore the caller's signal handlers after the block, in which Ray installs a handler for SIGTERM.
-
-    Ray's handler calls `sys.exit(SIGTERM)`; the signal is then raised again for the caller's handler.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, received = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}, False
+def _replaced(module: str, **values: Any) -> Iterator[None]:
+    """Replace attributes of a private module of Ray, because `ray.init` has no arguments for these settings."""
+    attributes = vars(importlib.import_module(f"ray._private.{module}"))
+    before = {name: attributes.get(name) for name in values}  # some versions lack one
+    attributes.update(values)
     try:
         yield
-    except SystemExit as error:
-        received = error.code == signal.SIGTERM
-        if not received:
-            raise
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: it was not set from Python
-                signal.signal(number, handler)
-        if received:
-            signal.raise_signal(signal.SIGTERM)
+        attributes.update(before)
