@@ -6,8 +6,6 @@ driver dies, the pipe is closed, and the process ends.
 """
 
 import contextlib
-import io
-import itertools
 import os
 import pickle
 import queue
@@ -27,8 +25,8 @@ import torch
 from ..config.compute_config import ComputeConfig
 from ..config.register import EXECUTORS
 from .executor import Executor, PoolSettings, WorkerLost
+from .tasks import WorkerSpec
 from .worker import AttackWorker
-from .worker_spec import WorkerSpec
 
 _COMMAND = f"from {__name__} import serve; serve()"
 _END_SECONDS = 1.0  # a process may take this long to exit after it has closed its pipe
@@ -55,12 +53,9 @@ class LocalExecutor(Executor):
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Process":
         """Start a process; with GPUs, it gets the first share of a GPU that no other process has."""
         self._begun = [process for process in self._begun if not process.ended]
-        taken = {process.share for process in self._begun}
-        share = next(number for number in itertools.count() if number not in taken)
-        visible = {}
-        if settings.num_gpus:
-            gpus = _gpus()
-            visible = {_DEVICES: gpus[int(share * settings.num_gpus) % len(gpus)] if gpus else ""}
+        share = min({*range(len(self._begun) + 1)} - {process.share for process in self._begun})
+        gpus = _gpus() if settings.num_gpus else []
+        visible = {_DEVICES: gpus[int(share * settings.num_gpus) % len(gpus)]} if gpus else {}
         process = _Process(spec, settings.num_gpus, share, visible)
         self._begun.append(process)
         return process
@@ -129,22 +124,17 @@ class _Process:
         return value
 
     def _last_words(self) -> str:
-        self._log.seek(0, io.SEEK_END)
+        self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _LAST_WORDS))
         text = self._log.read().decode(errors="replace").strip()
         return f"\n{text}" if text else ""
 
 
 def _ending(code: int) -> str:
-    """Describe how a process ended.
-
-    >>> _ending(3), _ending(-11)
-    ('exit status 3', 'killed by signal 11 (SIGSEGV)')
-    """
+    """Describe how a process ended, as in "exit status 3" or "killed by signal 11 (SIGSEGV)"."""
     if code >= 0:
         return f"exit status {code}"
-    known = signal.Signals(-code).name if -code in {*signal.Signals} else "real-time"
-    return f"killed by signal {-code} ({known}){_OUT_OF_MEMORY if -code == signal.SIGKILL else ''}"
+    return f"killed by signal {-code} ({signal.Signals(-code).name}){_OUT_OF_MEMORY if -code == signal.SIGKILL else ''}"
 
 
 def serve() -> None:
@@ -170,11 +160,8 @@ def _pickled_result(worker: AttackWorker, method: str, arguments: tuple[Any, ...
         return pickle.dumps((getattr(worker, method)(*arguments), None, ""))
     except (Exception, SystemExit) as error:
         trace = traceback.format_exc()
-        try:
+        with contextlib.suppress(Exception):  # some exceptions cannot be pickled or unpickled
             content = pickle.dumps((None, error, trace))
-            pickle.loads(content)  # some exceptions cannot be unpickled
-            if isinstance(error, SystemExit):  # in the driver, it would end the command
-                raise ValueError
-        except Exception:
-            content = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
-        return content
+            if isinstance(pickle.loads(content)[1], Exception):  # SystemExit would end the driver's command
+                return content
+        return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,6 @@ from torch import Tensor, nn
 
 from ..acceleration.precision import FastCopies
 from ..attacks.gradient_model import AttackedModel
-
-_ENOUGH_SECONDS, _MOST_REPEATS = 1.0, 20
 
 
 @dataclass(frozen=True)
@@ -31,32 +30,28 @@ def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor, copies: 
 
     The passes go through the fast copies, as nearly all passes of a run do.
     """
-    found = {
-        name: _time(AttackedModel.of(network, copies=copies, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
-        for name, network in networks.items()
-    }
-    if "std" in found:
-        found["mixed"] = PassSeconds(
-            forward=sum(each.forward for each in found.values()), both=sum(each.both for each in found.values())
+    found = {}
+    for name, network in networks.items():
+        fast = AttackedModel.of(network, copies=copies, like_BCHW=x_BCHW, rows=len(x_BCHW)).fast
+        forward, both = (
+            _seconds(partial(fast.evaluate, x_BCHW, None), x_BCHW),
+            _seconds(partial(fast.probe, x_BCHW), x_BCHW),
         )
+        found[name] = PassSeconds(forward / len(x_BCHW), both / len(x_BCHW))
+    if "std" in found:
+        std, rob = found["std"], found["rob"]
+        found["mixed"] = PassSeconds(std.forward + rob.forward, std.both + rob.both)
     return found
 
 
-def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
-    forward = _seconds(lambda: attacked.fast.evaluate(x_BCHW, None), x_BCHW)
-    both = _seconds(lambda: attacked.fast.probe(x_BCHW), x_BCHW)
-    return PassSeconds(forward / len(x_BCHW), both / len(x_BCHW))
-
-
 def _seconds(act: Callable[[], Any], x_BCHW: Tensor) -> float:
-    """Return the median seconds of several calls, after one call as a warm-up."""
-    times: list[float] = []
-    act()
+    """Return the mean seconds of up to 20 calls in about a second, after one call as a warm-up."""
     synchronize: Callable[[], object] = torch.cuda.synchronize if x_BCHW.is_cuda else lambda: None
-    while sum(times) < _ENOUGH_SECONDS and len(times) < _MOST_REPEATS:
-        synchronize()
-        started = time.perf_counter()
+    act()
+    synchronize()
+    started, n_calls = time.perf_counter(), 0
+    while (taken := time.perf_counter() - started) < 1.0 and n_calls < 20:
         act()
         synchronize()
-        times.append(time.perf_counter() - started)
-    return sorted(times)[len(times) // 2]
+        n_calls += 1
+    return taken / n_calls
