@@ -25,8 +25,8 @@ import torch
 from ..config.compute_config import ComputeConfig
 from ..config.register import EXECUTORS
 from .executor import Executor, PoolSettings, WorkerLost
-from .tasks import WorkerSpec
 from .worker import AttackWorker
+from .worker_spec import WorkerSpec
 
 _COMMAND = f"from {__name__} import serve; serve()"
 _END_SECONDS = 1.0  # a process may take this long to exit after it has closed its pipe

@@ -1,48 +1,50 @@
 """The tools of a stage on one worker: the run's classifiers on its device, its images, and stored rows.
 
-A stage's `compute(worker, partition)` gets a `Workbench`::
-
-    x, y = worker.images(partition)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
-    worker.rob, worker.std                 the run's classifiers on the device
-    worker.model                           the task's classifier: the mixed or the robust classifier
-    worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
-    worker.stored(partition, stage, content_hash, column)   the partition's rows of a column of an earlier stage
-    worker.attacked(partition, model, ...) the result of attacks on the partition's images
-    worker.counts(...)                     the counts of the partition's summary
-    worker.spec                            seed, threat model and URIs of the run
-    worker.shape(x), worker.copies         rows per pass, and the fast copies that compute gradients
-
-When slots of a batch become free during a partition's last attacks, they take images of prefetched partitions, which
-the worker gets next. Each attacked network therefore has one engine (a `Scheduler`), which continues from partition to
-partition. The result of an image does not depend on the other images in its batch, so prefetching does not change any
-row.
+A stage's `compute(worker, partition)` gets a `Workbench`. When slots of a batch become free during a partition's last
+attacks, they take images of prefetched partitions, which the worker gets next. Each attacked network therefore has one
+engine (a `Scheduler`), which continues from partition to partition. Prefetching does not change any row, because the
+result of an image does not depend on the other images in its batch.
 
 Shapes: B images of a partition, C x H x W, K classes.
 """
 
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..acceleration.batch_shape import BatchShape
-from ..acceleration.precision import FastCopies
+from ..acceleration.precision import FastCopies, Precision
 from ..attacks.budget import AttackBudget
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.result import AttackResult
 from ..attacks.scheduler import Group, Scheduler, partial_results
 from ..attacks.verification import Verifier
+from ..errors import MissingArtifact
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform
+from ..storage.damage import read_signed_json, signed_json
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import read_columns
-from .measurements import DeviceSettings, device_settings
 from .worker_spec import WorkerSpec
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """How workers compute on a type of device."""
+
+    rows: int  # images per pass
+    float32_rows: int
+    precision: Mapping[str, Precision]  # "rob" and "std" -> the precision of gradients
+    repeatable: bool  # two passes over the same images give the same bits; otherwise only verified results repeat
 
 
 class Workbench:
@@ -66,16 +68,14 @@ class Workbench:
         self._model: MixedClassifier | None = None  # the current task's mixed classifier
         self._prefetched: Sequence[Partition] = ()
 
-    # --- for stages ---------------------------------------------------------------------------------------------------
-
     @property
     def std(self) -> nn.Module:
-        """Return the standard classifier; KeyError in a run without one."""
+        """Return the standard classifier on the device; KeyError in a run without one."""
         return self.networks["std"]
 
     @property
     def rob(self) -> nn.Module:
-        """Return the robust classifier."""
+        """Return the robust classifier on the device."""
         return self.networks["rob"]
 
     def images(self, partition: Partition) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ class Workbench:
         return MixedClassifier.from_mixture(self.std, self.rob, mixture).to(self.device)
 
     def logits(self, model: Any, x: Tensor) -> Tensor:
-        """Return logits (B, K) in float32, computed in passes of the run's batch shape."""
+        """Return logits (B, K) in float32, whatever the precision of the attacks' gradients."""
         return Verifier(model, self.shape(x)).logits(x)
 
     def shape(self, x: Tensor) -> BatchShape:
@@ -154,8 +154,6 @@ class Workbench:
         """Return a partition's images in the form that an engine accepts."""
         x, y = self.images(partition)
         return Group(x, y, range(partition.start, partition.stop))
-
-    # --- for the worker -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def at(
@@ -213,3 +211,19 @@ class Workbench:
 def device_type(device: torch.device) -> str:
     """Return the name of a GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def device_settings(run: Store, device: str, measure: Callable[[], DeviceSettings]) -> DeviceSettings:
+    """Return the settings that a run stores for a type of device, after measuring and storing them if there are none.
+
+    All partitions are then computed in the same way, also after the run is resumed. If two workers measure at the same
+    time, the settings that are stored first count.
+    """
+    path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', device)}.json"
+    while True:
+        try:
+            return DeviceSettings(**read_signed_json(content := run.read(path)))
+        except MissingArtifact:
+            run.create(path, signed_json(asdict(measure())))
+        except (ValueError, TypeError):  # the file is damaged
+            run.set_aside(path, hashlib.sha256(content).hexdigest())

@@ -29,9 +29,10 @@ from ..storage.store import Store
 from ..storage.tables import create_whole, encode_table, finished_rows
 from .gpus import keep_to_share, unusable_gpu
 from .output_checks import OutputChecks
-from .tasks import Place, Task, WorkerSpec
+from .tasks import Task
 from .timing import PassSeconds, time_classifiers
 from .workbench import Workbench, device_type
+from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.scheduler import Scheduler
 from mixednuts_dist.config.uris import DatasetSource
-from mixednuts_dist.distributed.measurements import device_settings
+from mixednuts_dist.distributed.workbench import device_settings
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 from mixednuts_dist.images.datasets import open_dataset
