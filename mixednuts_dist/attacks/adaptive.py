@@ -1,7 +1,4 @@
-"""The library calls: AutoAttack, adaptive for mixed classifiers (paper, appendix B.2), and MMAA (appendix B.1).
-
-Shapes: B images of C x H x W, K classes.
-"""
+"""The library calls: AutoAttack, adaptive for mixed classifiers (paper, appendix B.2), and MMAA (appendix B.1)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,35 +48,28 @@ def autoattack(
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), K >= 2, in evaluation mode, with its normalization
             inside; or a `MixedClassifier`.
-        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they do not change.
-        y_B: one class per image, (B,) integers in 0 .. K - 1.
+        x_BCHW, y_B: clean images, (B, C, H, W) floats in [0, 1], and their labels, (B,) integers in 0 .. K - 1.
         threat: the ball around each image, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
-        version: "standard", "plus" or "rand" (for random classifiers): the attacks with their restarts, targets and
-            draws, as AutoAttack has them for the norm.
+        version: "standard", "plus" or "rand" (for random classifiers): AutoAttack's attacks, restarts, targets, draws.
         attacks: names of the register `ATTACKS`, in this order, instead of those of the standard version; or some of
             those of another version.
         mode: for a mixed classifier, "transfer" (loss and gradient of f_aux) or "bypass" (loss of f_mix, gradient of
             f_aux).
-        seed: fixes the random starts, together with `sample_ids`.
+        seed, sample_ids: fix the random numbers; there is one id per image, 0 .. B - 1 by default.
         budget: iterations, targets and queries per image.
-        batch_size: rows of every pass; by default up to 64 on a CPU (128 for small networks) and 256 on a GPU. On a
-            GPU, float32 passes have 16 rows. The call halves the rows if memory runs out. Another batch size changes an
-            image's result by rounding.
-        eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
-            draws at the best points decide (`draws.py`).
-        cached_BCHW: known adversarial examples, one per image, in the balls and in [0, 1], tried first as the attack
-            "warm-start".
+        batch_size: rows of every pass; by default up to 64 on a CPU (128 for small networks) and 256 on a GPU, with 16
+            in float32. The call halves the rows if memory runs out. Rounding depends on the batch size.
+        eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand".
+        cached_BCHW: known adversarial examples, one per image, tried first as the attack "warm-start".
         stop_when_broken: stop attacking an image once it is broken; otherwise, search for its smallest margin.
-        sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
         precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto", or existing copies of the networks.
-            Verification is always in float32. With `eot`, all passes are in float32.
+            Verification is always in float32, and so are all passes with `eot`.
         progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 
     Raises:
-        InvalidInputError: for an unknown attack, version or mode, for attacks that version "plus" or "rand" does
-            not have, if images and labels do not fit each other or the model, if the images leave [0, 1], or if the
-            model is in training mode, fails, is random or changes its input.
+        InvalidInputError: for an unknown attack, version or mode, if images, labels and model do not fit each other,
+            if the images leave [0, 1], or if the model is in training mode, fails, is random or changes its input.
 
     Warns:
         UserWarning: if an attack follows a gradient that the model does not have.

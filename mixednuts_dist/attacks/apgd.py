@@ -232,9 +232,9 @@ def stepper_for(setting: Setting, **schedule: Any) -> Apgd:
     return kind(setting.threat, **schedule or {"n_iter": setting.budget.n_iter})
 
 
-@ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter", "n_restarts"), order=1)
+@ATTACKS("apgd-ce", options=("n_iter", "n_restarts"), order=1)
 class ApgdCe(Attack):
-    """APGD on the cross-entropy of the label, from `n_restarts` random starts; a subclass names another loss."""
+    """APGD on cross-entropy; a subclass names another loss."""
 
     name = "apgd-ce"
     climbs_to_the_end = True
@@ -250,15 +250,15 @@ class ApgdCe(Attack):
         return [Run(self.name, stepper, restart=i, block=BLOCK, loss=self.loss) for i in restarts]
 
 
-@ATTACKS("apgd-dlr", describes="APGD on the untargeted DLR loss", options=("n_iter", "n_restarts"), order=8)
+@ATTACKS("apgd-dlr", options=("n_iter", "n_restarts"), order=8)
 class ApgdDlr(ApgdCe):
-    """APGD on the difference of logits ratio; AutoAttack's versions `plus` and `rand` contain it."""
+    """APGD on the untargeted DLR loss."""
 
     name = "apgd-dlr"
     loss = "untargeted-dlr"
 
 
-@ATTACKS("apgd-t", describes="APGD on the targeted DLR loss", options=("n_iter", "n_target_classes"), order=2)
+@ATTACKS("apgd-t", options=("n_iter", "n_target_classes"), order=2)
 class ApgdT(ApgdCe):
     """APGD on the targeted DLR loss, one run per target."""
 

@@ -1,7 +1,7 @@
 """The iterations, targets and queries that attacks may spend per image."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config.register import ATTACKS
@@ -10,12 +10,7 @@ from ..errors import InvalidInputError
 
 STANDARD_ATTACKS = VERSIONS["standard"].attacks
 WARM_START = "warm-start"  # the step that tries the stored adversarial examples before any attack
-_MAY_BE_0 = ("border_restarts", "joint_starts")
-_WORDS = {
-    "n_iter": ("iteration", "iterations"),
-    "n_target_classes": ("target", "targets"),
-    "n_queries": ("query", "queries"),
-}
+_WORDS = {"n_iter": "iteration iterations", "n_target_classes": "target targets", "n_queries": "query queries"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +34,8 @@ class AttackBudget:
     own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> other values for this attack alone
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self) if each.name != "own"):
-            value, least = getattr(self, name), int(name not in _MAY_BE_0)
+        for name in ("n_iter", "n_target_classes", "n_queries", "border_restarts", "joint_starts", "n_restarts"):
+            value, least = getattr(self, name), 0 if name in ("border_restarts", "joint_starts") else 1
             if value < least:
                 raise InvalidInputError(f"{name}={value} must be at least {least}")
 
@@ -53,10 +48,7 @@ class AttackBudget:
         return replace(self, own={}, **self.own.get(attack, {}))
 
     def in_version(self, version: str, norm: str) -> "AttackBudget":
-        """Return the budget with the restarts and targets of AutoAttack's version in this norm.
-
-        Iterations and queries do not change. The result has the larger number of restarts and the smaller number of
-        targets of this budget, or of its `own` values for an attack, and the version.
+        """Return the budget with the restarts (at least) and targets (at most) of AutoAttack's version in this norm.
 
         Raises:
             InvalidInputError: for an unknown version.
@@ -95,19 +87,13 @@ def is_autoattack(evaluate: Mapping[str, Any], norm: str) -> bool:
         [True, False]
     """
     name = evaluate.get("version", "standard")
-    version = version_named(name)
-    spent = AttackBudget(**{key: evaluate[key] for key in _WORDS}).in_version(name, norm)
+    version, spent = version_named(name), AttackBudget(**{key: evaluate[key] for key in _WORDS})
     same_attacks = tuple(evaluate["attacks"]) == version.attacks and evaluate.get("eot") == version.eot
-    return same_attacks and spent == AttackBudget().in_version(name, norm)
+    return same_attacks and spent.in_version(name, norm) == AttackBudget().in_version(name, norm)
 
 
 def attack_words(evaluate: Mapping[str, Any], norm: str) -> str:
-    """Return the attacks and budgets of the settings, or "AutoAttack" if that is what they are.
-
-    Example:
-        >>> attack_words({"attacks": ["apgd-ce"], "n_iter": 20, "n_target_classes": 9, "n_queries": 5000}, "Linf")
-        'apgd-ce (20 iterations)'
-    """
+    """Return the attacks and budgets of the settings, or "AutoAttack" if that is what they are."""
     if not is_autoattack(evaluate, norm):
         return spent_words(evaluate)
     version = evaluate.get("version", "standard")
@@ -123,5 +109,5 @@ def spent_words(evaluate: Mapping[str, Any]) -> str:
     """
     attacks, entries = evaluate["attacks"], ATTACKS.entries()
     used = {option for name in attacks if name in entries for option in entries[name].facts.get("options", ())}
-    spent = [f"{evaluate[key]} {words[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]
+    spent = [f"{evaluate[key]} {words.split()[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]
     return ", ".join(attacks) + (f" ({', '.join(spent)})" if spent else "")

@@ -1,9 +1,9 @@
 """Expectation over transformation (EOT) for random classifiers (Athalye et al. 2018).
 
 A pass holds n rows per image, one per draw of the classifier's randomness. An attack maximizes the mean of the draws'
-losses; AutoAttack's version `rand` has n = 20. During the search, a point counts as misclassified if the mean of the
-draws' probabilities is largest for another class than the label. At the best point of each image, `N_DECISION`
-fresh draws decide: the image is broken if at least half of them are misclassified.
+losses. During the search, a point counts as misclassified if the mean of the draws' probabilities is largest for
+another class than the label. At the best point of each image, `N_DECISION` fresh draws decide: the image is broken if
+at least half of them are misclassified.
 
 A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, with int64 seeds, which replaces `forward`. The
 seeds are hashes of the seed of the call, the pixels, the purpose of the draw and its number, so results do not depend
@@ -43,7 +43,6 @@ class Draws:
 
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor) -> Tensor:
-        """Return log E p(class), (B, K)."""
         return _log_mean(self.outputs(x_BCHW, VERIFICATION)).float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
@@ -56,24 +55,17 @@ class Draws:
     def outputs(self, x_BCHW: Tensor, use: int, first: int = 0) -> list[Outputs]:
         """Return the draws `first` .. `first + n - 1`."""
         rows = x_BCHW.repeat(self.n, *[1] * (x_BCHW.dim() - 1))
-        seeds = self._seeds(x_BCHW.detach(), use, first)
+        keys_B = keys_of(x_BCHW.detach(), key_number(self._seed, use))
+        seeds = (hashed(keys_B, first, self.n) & torch.iinfo(torch.int64).max).t().flatten()  # (n B,), at least 0
         if isinstance(self.model, MixedClassifier):
             std, rob = (_drawn(part, rows, seeds).chunk(self.n) for part in (self.model.std, self.model.rob))
             return [MixedOutputs(self.model, self._mode, *both) for both in zip(std, rob, strict=True)]
         return [Outputs(logits) for logits in _drawn(self.model, rows, seeds).chunk(self.n)]
 
-    def _seeds(self, x_BCHW: Tensor, use: int, first: int) -> Tensor:
-        """Return the seeds of the rows, (n B,) int64, at least 0."""
-        keys_B = keys_of(x_BCHW, key_number(self._seed, use))
-        return (hashed(keys_B, first, self.n) & torch.iinfo(torch.int64).max).t().flatten()
-
 
 @torch.no_grad()
 def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
-    """Return the share of `N_DECISION` fresh draws that misclassify each image, (B,) float64.
-
-    A pass holds `rows` images with n draws each.
-    """
+    """Return the share of `N_DECISION` fresh draws that misclassify each image, (B,) float64; `rows` images a pass."""
 
     def share(i: Tensor) -> Tensor:
         wrong: list[Tensor] = []

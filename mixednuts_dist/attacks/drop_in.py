@@ -1,7 +1,4 @@
-"""A replacement for the class of the `autoattack` package, for existing scripts.
-
-Shapes: B images of C x H x W, K classes.
-"""
+"""A replacement for the class of the `autoattack` package, for existing scripts."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,11 +25,10 @@ class AutoAttack:
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), in evaluation mode, or a `MixedClassifier`.
         norm, eps: "Linf", "L2" or "L1", and the radius in units of the pixel range.
-        verbose: print the accuracies after each call.
+        verbose, log_path: after each call, print the accuracies, and append them to a file.
         attacks_to_run: the attacks of version "custom"; also an attribute.
         version: "standard", "plus", "rand" or "custom".
         device: the device on which to attack the images; by default, the device of the model's parameters.
-        log_path: a file to which the accuracies are appended.
         budget: iterations, targets and queries; AutoAttack's by default.
 
     Example:
@@ -65,8 +61,7 @@ class AutoAttack:
         self.attacks_to_run = list(attacks_to_run if version == "custom" else version_named(version).attacks)
         self.result: AttackResult | None = None
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Name the replacement of the objects that hold the settings of each attack in the `autoattack` package."""
+    def __getattr__(self, name: str) -> NoReturn:  # for the objects that hold each attack's settings in that package
         known = ("apgd", "apgd_targeted", "fab", "square")
         advice = ": set iterations, targets, queries and restarts by budget=AttackBudget(...)" if name in known else ""
         raise AttributeError(f"AutoAttack has no attribute {name!r}{advice}")
@@ -75,10 +70,6 @@ class AutoAttack:
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False, state_path: Path | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the attacks in order and return the adversarial examples, with `return_labels` also their classes.
-
-        Args:
-            x_orig, y_orig: clean images, (B, C, H, W) in [0, 1], and labels, (B,).
-            bs: the largest batch.
 
         Raises:
             InvalidInputError: for a `state_path`, which is not supported, and as in `autoattack`.

@@ -1,7 +1,4 @@
-"""Checks of models, images and labels before the library's attacks begin.
-
-Shapes: B images of C x H x W, K classes.
-"""
+"""Checks of models, images and labels before the library's attacks begin."""
 
 import re
 import warnings
@@ -53,13 +50,10 @@ def checked_labels(
 
 
 def _check_cached(cached_BCHW: Tensor, x_BCHW: Tensor, y_B: Tensor, threat: ThreatModel) -> None:
-    """Reject known adversarial examples that are outside the threat model, or of other images."""
     check_images(cached_BCHW, y_B)
     if cached_BCHW.shape != x_BCHW.shape:
-        raise InvalidInputError(
-            f"cached_BCHW has the shape {tuple(cached_BCHW.shape)} and the images {tuple(x_BCHW.shape)}. Pass one "
-            "adversarial example per image"
-        )
+        shapes = f"the shape {tuple(cached_BCHW.shape)} and the images {tuple(x_BCHW.shape)}"
+        raise InvalidInputError(f"cached_BCHW has {shapes}. Pass one adversarial example per image")
     outside = ~ball_of(threat).contains(cached_BCHW, x_BCHW)
     if bool(outside.any()):
         raise InvalidInputError(
@@ -71,9 +65,7 @@ def _check_cached(cached_BCHW: Tensor, x_BCHW: Tensor, y_B: Tensor, threat: Thre
 def _check_types(model: Any, x: Any, y: Any, threat: Any, attacks: Any, eot: Any) -> None:
     for what, values in (("images", x), ("labels", y)):
         if not isinstance(values, Tensor):
-            raise InvalidInputError(
-                f"the {what} are {type(values).__name__}; give a torch tensor, torch.as_tensor({what})"
-            )
+            raise InvalidInputError(f"the {what} are {type(values).__name__}; give a torch tensor")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InvalidInputError(f"labels are {y.dtype}; give the classes' numbers, int64")
     if eot is not None and (isinstance(eot, bool) or not isinstance(eot, int) or eot < 1):
@@ -112,23 +104,19 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, random: bool) ->
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise InvalidInputError(
-            f"the model fails on images of shape {tuple(x.shape)}: {type(error).__name__}: {error}"
-        ) from error
+        shape, kind = tuple(x.shape), type(error).__name__
+        raise InvalidInputError(f"the model fails on images of shape {shape}: {kind}: {error}") from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < 2:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InvalidInputError(f"the model returns {found} for {len(x)} images; it must be logits (images, classes)")
     if not torch.equal(given, x):
-        raise InvalidInputError(
-            "the model changes the images that it is given; let its forward compute x = x - mean, not x -= mean"
-        )
+        raise InvalidInputError("the model changes the images that it is given; write x = x - mean, not x -= mean")
     if not bool(torch.isfinite(logits).all()):
         raise InvalidInputError("the model returns NaN or infinity on clean images; it must be finite logits")
     if not random and not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
         raise InvalidInputError(
             f"two passes over the same images differ by {float((logits - again).abs().max()):.3g}: the model is "
-            "random, so the same image can be classified differently the next time; average over its draws with "
-            "eot=20, or switch the noise off"
+            "random, or depends on other images; average over its draws with eot=20, or switch the noise off"
         )
     return logits
 
@@ -139,8 +127,8 @@ def _check_gradient(model: Callable[[Tensor], Tensor], x: Tensor, logits_BK: Ten
         raise InvalidInputError("torch.inference_mode() takes the attack's gradients away; call it outside of it")
     if are_probabilities(logits_BK):
         warnings.warn(
-            "the model's outputs sum to 1 on every image: these are probabilities, whose gradient fades where the "
-            "model is sure, so robustness is overestimated; return the logits before the softmax",
+            "the model's outputs sum to 1 on every image: these are probabilities, whose small gradients overestimate "
+            "robustness; return the logits before the softmax",
             stacklevel=5,
         )
     subject, tried = ("the mixture's rob", model.rob) if isinstance(model, MixedClassifier) else ("the model", model)

@@ -15,15 +15,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import (
-    ON_CPU,
-    SMALLEST,
-    as_out_of_memory,
-    efficient_rows,
-    fastest_of_three,
-    largest_rows,
-    repeated,
-)
+from ..acceleration import batch_shape
+from ..acceleration.batch_shape import ON_CPU, SMALLEST, as_out_of_memory, repeated
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..acceleration.tf32 import tf32_allowed
@@ -68,8 +61,7 @@ class MixedOutputs(Outputs):
     @cached_property
     def mapped_logits(self) -> Tensor:
         """The transformed logits of the robust base classifier, float64."""
-        mapped_BK: Tensor = self._mixed.transform(self.rob_logits.double())
-        return mapped_BK
+        return self._mixed.transform(self.rob_logits.double())  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -96,10 +88,7 @@ class GradientModel:
             return outputs.model_logits.detach(), loss.detach(), input_gradient(loss, leaf)
 
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and an input gradient, whose bits show whether batch shapes give the same results.
-
-        The gradient is that of a cross-entropy, because it depends on every logit.
-        """
+        """Return the logits and the gradient of a cross-entropy, to compare the bits of batch shapes."""
         logits, _, grad = self.evaluate(x_BCHW, lambda outputs: outputs.logits.logsumexp(dim=1) - outputs.logits[:, 0])
         return logits, grad
 
@@ -122,14 +111,9 @@ class AttackedModel:
         rows: int = ON_CPU,
         mode: AttackMode = "transfer",
     ) -> "AttackedModel":
-        """Return the attacked model of any classifier; `mode` is that of a mixed classifier.
-
-        `copies` makes fast copies and tries them on images like `like_BCHW`, `rows` at a time.
-        """
+        """Return a classifier's attacked model; `copies` are tried on images like `like_BCHW`, `rows` at a time."""
         if mode not in get_args(AttackMode):
-            raise InvalidInputError(
-                f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
-            )
+            raise InvalidInputError(f"mode={mode!r} is not one of the modes {', '.join(get_args(AttackMode))}")
         if copies is None or like_BCHW is None:
             return cls(model, GradientModel(_passes_through(model, mode)))
         copied = copies.of_model(model, like_BCHW, rows)
@@ -145,16 +129,17 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
 
 
 def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
-    """Return the smallest number of rows that is nearly as fast as any that fits into memory; on a CPU `ON_CPU`.
-
-    The measured copies are not compiled, so that no graphs of other shapes remain in memory.
-    """
+    """Return the smallest number of rows that is nearly as fast as any that fits into memory; on a CPU `ON_CPU`."""
     if x_BCHW.device.type == "cpu":
         return ON_CPU
     fast, *float32 = _gradient_models(model, x_BCHW, precision)
     exact = GradientModel(_passes_through(model, "transfer"))
-    most = largest_rows([each.probe for each in (fast, *float32, exact)], x_BCHW)
-    return efficient_rows(lambda rows: fastest_of_three(lambda: fast.probe(repeated(x_BCHW, rows))[1]), most)
+    most = batch_shape.largest_rows([each.probe for each in (fast, *float32, exact)], x_BCHW)
+
+    def seconds(rows: int) -> float:
+        return batch_shape.fastest_of_three(lambda: fast.probe(repeated(x_BCHW, rows))[1])
+
+    return batch_shape.efficient_rows(seconds, most)
 
 
 def repeats_its_bits(

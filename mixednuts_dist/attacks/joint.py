@@ -85,13 +85,11 @@ class JointSteps(Stepper[JointState]):
         return state.n_passes > self.n_iter
 
 
-@ATTACKS(
-    "joint", describes="momentum steps on both base classifiers of a mixed classifier", order=6,
-    mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"),
-)  # fmt: skip
+@ATTACKS("joint", order=6, mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"))
 class Joint(Attack):
-    """Runs from random points and from the best points, on images that a changed vote could make borderline.
+    """Momentum steps on both base classifiers of a mixed classifier.
 
+    Only images that a changed vote could make borderline are attacked, from random points and from the best points.
     All runs on an image together take no more passes than APGD-T. Runs beyond this limit are left out.
     """
 

@@ -50,10 +50,7 @@ def _ratio(lead_B: Tensor, logits_BK: Tensor, n_low: int) -> Tensor:
 
 @LOSSES("margin", describes="log(1 - signed margin), which does not saturate")
 def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor) -> Tensor:
-    """`log(1 - (p_y - max_{j != y} p_j))`, as a difference of two logsumexp, which does not saturate.
-
-    1 - p_y + max_{j != y} p_j is the sum of the other classes' probabilities with the largest of them counted twice.
-    """
+    """`log(1 - (p_y - max_{j != y} p_j))`: the other classes' probabilities, with the largest of them counted twice."""
     others_BK = others(outputs.logits, labels_B)
     twice_BK = F.one_hot(others_BK.argmax(dim=1), others_BK.shape[1]).to(others_BK) * math.log(2)
     return (others_BK + twice_BK).logsumexp(dim=1) - outputs.logits.logsumexp(dim=1)

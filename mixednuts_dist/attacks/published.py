@@ -1,7 +1,4 @@
-"""The unmodified pyautoattack with our budgets and with its passes counted, for cross-checks.
-
-Shapes: B images of C x H x W.
-"""
+"""The unmodified pyautoattack with our budgets and with its passes counted, for cross-checks."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,12 +24,11 @@ def pyautoattack_images(
     version: str | None = None,
     strict: bool = True,
 ) -> tuple[Tensor, int, int]:
-    """Return the package's images and its (forward, backward) passes.
+    """Return the package's images, (B, C, H, W), and its (forward, backward) passes.
 
     With `version`, the package chooses attacks, restarts, targets and draws. Otherwise, it runs `attacks`, by default
-    the standard ones, with one start. `budget` sets iterations, queries and the largest number of targets. For a mixed
-    classifier, pass `MixedClassifier.as_bypass()`, because the package differentiates the logits. All passes are in
-    full float32. Without `strict`, they use TF32 if torch's settings allow it. Random numbers depend on the batch.
+    the standard ones, with one start. For a mixed classifier, pass `MixedClassifier.as_bypass()`, because the package
+    differentiates the logits. Without `strict`, passes use TF32 if torch's settings allow it.
     """
     from pyautoattack import AutoAttack  # imported here, because only this function needs the package
 

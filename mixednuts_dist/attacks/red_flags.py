@@ -26,12 +26,7 @@ LOGITS_TOLERANCE = 1e-3  # absolute and relative; two passes over the same image
 def raised_flags(
     attacked: AttackedModel, x_BCHW: Tensor, y_B: Tensor, unconfirmed_B: Tensor, *, batch_size: int | BatchShape
 ) -> dict[str, Tensor]:
-    """Return flag -> (B,) bool, in the order of `FLAGS`.
-
-    Args:
-        attacked: the classifier; both its own gradient and the surrogate's gradient are checked.
-        unconfirmed_B: as `AttackResult.unconfirmed`.
-    """
+    """Return flag -> (B,) bool, in the order of `FLAGS`; `unconfirmed_B` is `AttackResult.unconfirmed`."""
     shape = BatchShape.of(batch_size, x_BCHW.device)
     verifier = Verifier(attacked.model, shape)
     first_BK, again_BK = verifier.logits(x_BCHW), verifier.logits(x_BCHW)
@@ -55,7 +50,6 @@ def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
 
 
 def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, shape: BatchShape) -> Tensor:
-    """Return (B,) bool: whether the input gradient of the cross-entropy is zero or does not exist."""
     rows = torch.arange(len(x), device=x.device)
     grad_BCHW = in_one_shape(lambda i: _gradient(logits_of, x[i], y[i]), rows, PassSizes(shape, None))
     return ~grad_BCHW.flatten(1).any(dim=1)
@@ -84,12 +78,9 @@ def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[
 
 
 _SENTENCES = {
-    NO_GRADIENT: "the gradient of {subject}'s own cross-entropy is exactly zero: an attack that follows it is blind "
-    "there.",
-    NO_SURROGATE_GRADIENT: "the gradient that the white-box attacks follow is exactly zero: only Square's "
-    "result counts there.",
+    NO_GRADIENT: "the gradient of {subject}'s own cross-entropy is exactly zero: attacks that follow it are blind.",
+    NO_SURROGATE_GRADIENT: "the gradient that the white-box attacks follow is zero: only Square's result counts there.",
     UNREPEATABLE: "two passes of {subject} over the same image gave different logits: it is random, and its robust "
     "accuracy is not to be trusted unless gradients are averaged over draws: evaluate: {{eot: 20}}.",
-    UNCONFIRMED: "{subject} misclassified the final point once, but not when it was verified again; such an image "
-    "counts as robust.",
+    UNCONFIRMED: "the last verification did not confirm that {subject} is wrong. Such an image counts as robust.",
 }

@@ -1,7 +1,4 @@
-"""The result of an attack, and the progress of a call.
-
-Shapes: B images of C x H x W, K classes.
-"""
+"""The result of an attack on B images of C x H x W with K classes, and the progress of a call."""
 
 import html
 import sys
@@ -16,8 +13,7 @@ class AttackResult:
     """The result of `autoattack` and `minimum_margin_attack`; all entries come from float32 verification.
 
     `x_adv` of a broken image is misclassified. `x_adv` of a robust image is the verified point with the smallest
-    margin, which is rarely the clean image. `survived` is cumulative: `survived["square"]` marks the images that are
-    still classified correctly after Square and all attacks before it.
+    margin, which is rarely the clean image.
     """
 
     clean: Tensor  # (B,) bool: classified correctly without an attack
@@ -73,10 +69,8 @@ class AttackResult:
             for name, n_correct, percent in self.table()
         )
         passes = f"{_images(len(self.broken))}; {self.n_forward:,} passes forward, {self.n_backward:,} backward"
-        return (
-            f"<table><caption>{passes}</caption><thead><tr><th>after</th><th>correct</th><th>share</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table>"
-        )
+        head = "<thead><tr><th>after</th><th>correct</th><th>share</th></tr></thead>"
+        return f"<table><caption>{passes}</caption>{head}<tbody>{rows}</tbody></table>"
 
 
 def _images(n: int) -> str:

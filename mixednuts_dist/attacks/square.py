@@ -2,10 +2,8 @@
 
 The first point is a random one on the boundary of the ball. Each further query changes a random square window of the
 best point so far, and the search keeps the change if it lowers the loss. Windows shrink by the published schedule. The
-norm determines how a window changes.
-
-The random numbers of an image are a hash of (seed, attack, restart, sample id, query, draw), so its search does not
-depend on the batch. The published code draws one window for the whole batch; here, every image has its own windows.
+norm determines how a window changes. The published code draws one window for the whole batch; here, every image has its
+own windows.
 
 Shapes: S slots or B images of C x H x W, K classes.
 """
@@ -28,8 +26,7 @@ from .budget import AttackBudget
 from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
-# (query, divisor): after this query, the share is P_INIT / divisor. As in AutoAttack, budgets do not rescale this.
-_SHRINKING = ((10, 2), (50, 4), (200, 8), (500, 16), (1000, 32), (2000, 64), (4000, 128), (6000, 256), (8000, 512))
+_HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries; budgets do not rescale them
 
 # The random numbers of a query, in order: corners of two windows (Linf uses one), a coin, and a sign per channel.
 ROW, COLUMN, ROW_2, COLUMN_2, COIN, SIGNS = range(6)
@@ -55,7 +52,7 @@ class SquareSteps(Stepper[SquareState]):
     gradient_every: ClassVar[int] = 0
 
     def init(self, like_SCHW: Tensor) -> SquareState:
-        return SquareState.of(like_SCHW, windows=WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries))
+        return SquareState.of(like_SCHW, windows=WINDOWS[self.threat.norm](like_SCHW, self.ball))
 
     def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
         state.x_best[slots] = state.windows.first_point(batch.x, batch.keys)
@@ -63,8 +60,7 @@ class SquareSteps(Stepper[SquareState]):
 
     def ask(self, state: SquareState) -> Tensor:
         """Return the start of each new slot, and the best point with a changed window of each other slot."""
-        query = state.n_passes.clamp(max=self.n_queries)  # a free slot may be past its last query
-        return state.windows.changed(state, query, draws_of_query(state.key, query, state.x.shape[1]))
+        return state.windows.changed(state, draws_of_query(state.key, state.n_passes, state.x.shape[1]))
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
         """Keep the point if it lowers the loss (the published "or misclassified" adds no case)."""
@@ -80,36 +76,35 @@ class SquareSteps(Stepper[SquareState]):
 
 def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:
     """Return (S, 5 + C) int64, uniform over all 64 bits; the columns are `ROW` ... `SIGNS`."""
-    n_draws = SIGNS + n_channels
-    return hashed(keys_S, query_S * n_draws, n_draws)
+    return hashed(keys_S, query_S * (SIGNS + n_channels), SIGNS + n_channels)
 
 
 class Windows:
     """Base class: the first point and the changed windows in one norm."""
 
-    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
+    def __init__(self, like_BCHW: Tensor, ball: Ball) -> None:
         height, width = like_BCHW.shape[2:]
-        self.ball = ball
-        self.sizes = [self.size(query, height, width) for query in range(1, n_queries + 1)]
-        self.size_Q = torch.tensor([0, *self.sizes], device=like_BCHW.device)  # by query; the start changes nothing
-        self.rows_H1 = torch.arange(height, device=like_BCHW.device)[:, None]
-        self.columns_1W = torch.arange(width, device=like_BCHW.device)[None]
+        self.ball, here = ball, like_BCHW.device
+        self.after = torch.tensor(_HALVED_AFTER, device=here)
+        self.sizes = torch.tensor([self.size(n, height, width) for n in range(len(_HALVED_AFTER) + 1)], device=here)
+        self.rows_H1 = torch.arange(height, device=here)[:, None]
+        self.columns_1W = torch.arange(width, device=here)[None]
 
     @staticmethod
-    def size(query: int, height: int, width: int) -> int:
-        """Return the side of the window of a query, counted from 1, which covers a falling share of the image."""
-        share = P_INIT / max((divisor for after, divisor in _SHRINKING if query - 1 > after), default=1)
-        return min(max(round(math.sqrt(share * height * width)), 1), height, width)
+    def size(n_halved: int, height: int, width: int) -> int:
+        """Return the side of a window after its share of the image was halved this often."""
+        return min(max(round(math.sqrt(P_INIT / 2**n_halved * height * width)), 1), height, width)
+
+    def n_halved(self, state: SquareState) -> Tensor:
+        """Return how often the windows were halved before the next queries, (S,)."""
+        return (state.n_passes[:, None] - 1 > self.after).sum(dim=1)
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         """Return the start, (B, C, H, W)."""
         raise NotImplementedError
 
-    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
-        """Return the best points with the windows of these queries, (S,), changed by their draws, (S, 5 + C).
-
-        Query 0, the start, changes nothing.
-        """
+    def changed(self, state: SquareState, draws: Tensor) -> Tensor:
+        """Return the best points with the windows of their next queries changed by the draws, (S, 5 + C)."""
         raise NotImplementedError
 
     def _window(self, draws: Tensor, row: int, column: int, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,16 +119,16 @@ class StripesAndSquares(Windows):
     """Linf: every pixel is at one of the two ends of its interval.
 
     The start has vertical stripes x +- eps, with a sign for each channel and column. In a window, all pixels of a
-    channel move to the same end. The published code adds or subtracts 2 eps and clips, which gives the same point.
+    channel move to the same end.
     """
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         n, n_channels, _, width = x_BCHW.shape
-        draws = hashed(keys_B, _START, n_channels * width).view(n, n_channels, 1, width)
-        return self._on_side(x_BCHW, draws)
+        return self._on_side(x_BCHW, hashed(keys_B, _START, n_channels * width).view(n, n_channels, 1, width))
 
-    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
-        window, _, _ = self._window(draws, ROW, COLUMN, self.size_Q[query])
+    def changed(self, state: SquareState, draws: Tensor) -> Tensor:
+        size = self.sizes[self.n_halved(state)] * (state.n_passes > 0)  # query 0 is the start
+        window, _, _ = self._window(draws, ROW, COLUMN, size)
         return torch.where(window, self._on_side(state.x, draws[:, SIGNS:, None, None]), state.x_best)
 
     def _on_side(self, x: Tensor, draws: Tensor) -> Tensor:
@@ -143,12 +138,11 @@ class StripesAndSquares(Windows):
 class Bumps(Windows):
     """L2: the perturbation is a sum of bumps, and each query moves mass (the sum of squares) between two windows.
 
-    The start is a tiling of bumps scaled to the sphere. A bump falls with the power `falls` of the distance to its
-    center.
+    The start is a tiling of bumps scaled to the sphere.
     """
 
     power: ClassVar[int] = 2  # the mass of a pixel is this power of its change
-    falls: ClassVar[int] = 2
+    falls: ClassVar[int] = 2  # a bump falls with this power of the distance to its center
 
     @classmethod
     def mass(cls, delta: Tensor) -> Tensor:
@@ -160,25 +154,20 @@ class Bumps(Windows):
         """Return the norm of a perturbation with this mass."""
         return total_mass.pow(1 / cls.power)
 
-    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
-        super().__init__(like_BCHW, ball, n_queries)
-        kinds = sorted(set(self.sizes))
-        self.kind_Q = torch.tensor([0, *map(kinds.index, self.sizes)], device=like_BCHW.device)
-        self.bumps_NMM = torch.zeros(len(kinds), kinds[-1], kinds[-1], device=like_BCHW.device)
-        for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
+    def __init__(self, like_BCHW: Tensor, ball: Ball) -> None:
+        super().__init__(like_BCHW, ball)
+        sizes = self.sizes.tolist()
+        self.bumps_NMM = torch.zeros(len(sizes), sizes[0], sizes[0], device=like_BCHW.device)
+        for bump_MM, size in zip(self.bumps_NMM, sizes, strict=True):
             bump_MM[:size, :size] = self.bump(size)
 
     @staticmethod
-    def size(query: int, height: int, width: int) -> int:
+    def size(n_halved: int, height: int, width: int) -> int:
         """Return an odd side of at least 3, but at most the side of the image."""
-        return min(max(Windows.size(query, height, width), 3) | 1, height, width)
+        return min(max(Windows.size(n_halved, height, width), 3) | 1, height, width)
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
-        """Return bumps side by side, each transposed or not, with a sign for each channel.
-
-        A tile is a fifth as long as the shorter side. As many tiles as fit are centered, as in the published code for
-        square images.
-        """
+        """Return as many bumps side by side as fit, each transposed or not, with a sign for each channel."""
         n, n_channels, height, width = x_BCHW.shape
         size = max(1, min(height, width) // 5)
         n_rows, n_columns = height // size, width // size
@@ -194,18 +183,19 @@ class Bumps(Windows):
         inside.copy_(tiles.reshape(inside.shape))
         return self._on_sphere(x_BCHW, delta)
 
-    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
+    def changed(self, state: SquareState, draws: Tensor) -> Tensor:
         """Move mass from a source window to a target window, where it takes the shape of a bump.
 
         In each channel, the target becomes the sum of a bump with a random sign and of its old content, each scaled to
         length 1. Its new mass is that of both windows plus the channel's share of the mass that the radius leaves.
         """
-        size, delta = self.size_Q[query], state.x_best - state.x
+        n_halved, delta = self.n_halved(state), state.x_best - state.x
+        size = self.sizes[n_halved]
         window, rows, columns = self._window(draws, ROW, COLUMN, size)
         source, _, _ = self._window(draws, ROW_2, COLUMN_2, size)
         turned, last = draws[:, COIN].view(-1, 1, 1, 1) >= 0, self.bumps_NMM.shape[1] - 1
         first, second = (torch.where(turned, *sides).clamp(0, last) for sides in ((columns, rows), (rows, columns)))
-        bump = self.bumps_NMM[self.kind_Q[query].view(-1, 1, 1, 1), first, second] * window
+        bump = self.bumps_NMM[n_halved.view(-1, 1, 1, 1), first, second] * window
         signs = torch.where(draws[:, SIGNS:, None, None] >= 0, 1.0, -1.0)
         mass = self.mass(delta)
         raised = bump * signs + delta * window / (TINY + self.root((mass * window).sum((2, 3), True)))
@@ -215,7 +205,7 @@ class Bumps(Windows):
         # In L1, each channel gets the mass of all channels, as published; the projection corrects the sum.
         raised *= self.root(unspent + both) * (delta.shape[1] if self.power == 1 else 1)
         moved = self._on_sphere(state.x, torch.where(window, raised, delta.masked_fill(source, 0)))
-        return torch.where(per_image(query > 0, moved), moved, state.x_best)
+        return torch.where(per_image(state.n_passes > 0, moved), moved, state.x_best)
 
     def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
         return (x + delta / (per_image(self.ball.length(delta), delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
@@ -251,12 +241,9 @@ class BumpsInL1(Bumps):
 WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps, "L1": BumpsInL1}  # by norm
 
 
-@ATTACKS(
-    "square", describes="random search with squares, without gradients", options=("n_queries",),
-    norms=("Linf", "L2", "L1"), order=4, gradients=False,
-)  # fmt: skip
+@ATTACKS("square", options=("n_queries",), norms=("Linf", "L2", "L1"), order=4, gradients=False)
 class Square(Attack):
-    """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
+    """Random search with squares, without gradients."""
 
     name = "square"
     repeats_in_float32 = True
@@ -271,12 +258,9 @@ class Square(Attack):
         return [Run(self.name, SquareSteps(setting.threat, setting.budget.n_queries, self.loss_of))]
 
 
-@ATTACKS(
-    "square-margin", describes="Square on log(1 - margin), as MMAA does on a black box", options=("n_queries",),
-    norms=("Linf", "L2", "L1"), order=7, gradients=False,
-)  # fmt: skip
+@ATTACKS("square-margin", options=("n_queries",), norms=("Linf", "L2", "L1"), order=7, gradients=False)
 class SquareMargin(Square):
-    """The black-box MMAA (paper, appendix D): a change is kept if it lowers the signed margin itself."""
+    """Square on the signed margin itself, the black-box MMAA (paper, appendix D)."""
 
     name = "square-margin"
     loss_of = "probabilities"

@@ -1,14 +1,12 @@
 """The straight-through estimator for code that cuts the gradient (BPDA with the identity, Athalye et al. 2018).
 
-Rounded pixels, quantization, JPEG and hard thresholds have no gradient or a gradient of zero, so gradient attacks
-cannot succeed. A cut lies between the last input or output of a module without a gradient and the next one that has a
-gradient. There, the forward pass does not change, and the backward pass becomes the identity.
+Rounded pixels, quantization, JPEG and hard thresholds have no gradient or a gradient of zero. A cut lies between the
+last input or output of a module without a gradient and the next one that has a gradient. There, the forward pass does
+not change, and the backward pass becomes the identity.
 
 The search finds cuts in modules and in a `forward`, if the tensors before and after the cut have the same shape or
 differ only by flattening. It does not find gradients that are small but not zero, thresholds that cut some entries of a
-tensor, a cut with a path around it, or functions that are not torch modules.
-
-Shapes: B images of C x H x W.
+tensor, or a cut with a path around it.
 """
 
 from collections.abc import Mapping
@@ -28,11 +26,8 @@ _N_TRIED = 4  # images of random pixels
 def straight_through(model: nn.Module) -> nn.Module:
     """Return the model with an identity backward pass through each cut of the gradient; the logits do not change.
 
-    The first pass that takes a gradient searches for the cuts, on a few images of random pixels. The result for a
-    mixed classifier is a mixed classifier whose two base classifiers let the gradient through.
-
-    Args:
-        model: a torch module, images (B, C, H, W) to logits (B, K).
+    The first pass that takes a gradient searches for the cuts, on a few images of random pixels. The model is a torch
+    module, images (B, C, H, W) to logits (B, K). Both base classifiers of a mixed classifier are searched.
 
     Raises:
         InvalidInputError: if the model is not a torch module.
@@ -64,11 +59,9 @@ class StraightThrough(nn.Module):
         self.training = network.training  # `train` would change the mode of the network's modules
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return the network's logits, (B, K)."""
         if not (torch.is_grad_enabled() and x_BCHW.requires_grad):
             return self.network(x_BCHW)  # type: ignore[no-any-return]
-        # The compiler does not support hooks that change with each pass. As a decorator, `disable` would import the
-        # compiler in every process.
+        # The compiler does not support these hooks. As a decorator, `disable` would import it in every process.
         return torch.compiler.disable(self._pass)(x_BCHW)  # type: ignore[no-untyped-call, no-any-return]
 
     def _pass(self, x_BCHW: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 """Float32 verification, which decides every stored margin and whether an image is broken.
 
 The classifier itself, not a fast copy, computes the logits in float32, with TF32 off, in one batch shape. The host
-computes margins from these logits in float64.
-
-Shapes: B images of C x H x W, K classes.
+computes margins from these logits in float64. Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable
@@ -41,11 +39,7 @@ class Verifier:
         self.sizes = PassSizes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
-        """Return the classifier's float32 logits, (B, K), on the device of the images.
-
-        Raises:
-            torch.OutOfMemoryError: if not even one image fits.
-        """
+        """Return the classifier's float32 logits, (B, K), on the device of the images."""
         return in_one_shape(self._pass, x_BCHW, self.sizes)
 
     def verify(self, x_BCHW: Tensor, labels_B: Tensor) -> Verified:
@@ -63,10 +57,8 @@ class Verifier:
 def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
     """Reject images and labels that do not fit each other, and images outside [0, 1]."""
     if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
-        raise InvalidInputError(
-            f"images of shape {tuple(x_BCHW.shape)} and labels of shape {tuple(y_B.shape)} do not fit: "
-            "give images (B, C, H, W) and labels (B,)"
-        )
+        shapes = f"images of shape {tuple(x_BCHW.shape)} and labels of shape {tuple(y_B.shape)}"
+        raise InvalidInputError(f"{shapes} do not fit: give images (B, C, H, W) and labels (B,)")
     if not x_BCHW.is_floating_point():
         raise InvalidInputError(f"images are {x_BCHW.dtype}; give float32 in [0, 1] (divide uint8 by 255)")
     if not len(x_BCHW):

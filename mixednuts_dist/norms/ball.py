@@ -16,8 +16,8 @@ The decorator also states the radii that a threat model may have: `usual` (a tex
 and `in_255ths` (messages write a radius as a fraction of 255). Write literals, because the package reads them from the
 source to check a configuration without torch.
 
-`length` and `steepest` are enough. Override `project`, `noise`, `random_start` or `ascend` if the defaults do not suit
-the norm. APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and
+`length` and `steepest` are enough. Override `project`, `noise` or `random_start` if the defaults do not suit the norm.
+ APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and
 their register entries list the norms that they support, so a new norm is rejected.
 
 Shapes: B images of C x H x W.
@@ -54,10 +54,9 @@ class Ball:
         raise NotImplementedError
 
     def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-        """Return a point of the ball for each `x_adv`, (B, C, H, W).
+        """Return a point of the ball for each `x_adv`: scaled back to the sphere and clipped to [0, 1], as published.
 
-        Points outside are scaled back to the sphere and clipped to [0, 1], as in the published APGD. In general, the
-        result is not the nearest point.
+        In general, it is not the nearest point.
         """
         delta_BCHW = x_adv_BCHW - x_BCHW
         length_B111 = per_image(self.length(delta_BCHW), delta_BCHW)
@@ -75,7 +74,7 @@ class Ball:
     def random_start(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         """Return APGD's start: the image plus a random direction scaled to the sphere, clipped to [0, 1].
 
-        `keys_B` are `key_number`s of (seed, attack, restart, sample id); the noise depends on nothing else.
+        The noise depends only on `keys_B`: a hash of (seed, attack, restart, sample id) for each image.
         """
         noise_BCHW = self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW)
         unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)

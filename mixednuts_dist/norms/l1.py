@@ -31,8 +31,7 @@ class L1(Ball):
     def steepest(self, grad_BCHW: Tensor) -> Tensor:
         """Return the direction that moves the 5% of the pixels with the largest gradients.
 
-        The best direction of length 1 moves only one pixel, because <g, d> <= max |g| |d|_1. This pixel soon reaches 0
-        or 1.
+        The best direction of length 1 moves only one pixel, which soon reaches 0 or 1.
         """
         return sparse_signs(grad_BCHW, grad_BCHW.new_full((len(grad_BCHW),), _STEEP_SHARE))
 

@@ -56,10 +56,12 @@ def test_seeded_draws_do_not_depend_on_partition_and_order(noisy) -> None:
     assert torch.equal(autoattack(model, x, y, **options).x_adv, whole.x_adv)
 
 
-def test_no_draw_serves_twice(noisy) -> None:
+def test_no_draw_serves_twice(noisy, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, _ = noisy
-    draws = Draws(model, 3, seed=0)
-    seeds = [draws._seeds(x, use, first) for use, first in ((GRADIENT, 0), (DECISION, 0), (DECISION, 3))]
+    draws, seeds = Draws(model, 3, seed=0), []
+    monkeypatch.setattr(model, "forward_with_seeds", lambda x, drawn: seeds.append(drawn) or model.net(x))
+    for use, first in ((GRADIENT, 0), (DECISION, 0), (DECISION, 3)):
+        draws.outputs(x, use, first)
     assert len(set(torch.cat(seeds).tolist())) == 3 * 3 * len(x)
     assert int(torch.cat(seeds).min()) >= 0
 

@@ -8,11 +8,10 @@ from pyautoattack.fab_projections import projection_l1, projection_l2, projectio
 from pyautoattack.fab_pt import FABAttack_PT
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks import hyperplane
+from mixednuts_dist.attacks import fab
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.fab import Fab, UntargetedFab, difference, next_iterate
-from mixednuts_dist.attacks.hyperplane import project_on_plane
+from mixednuts_dist.attacks.fab import Fab, UntargetedFab, difference, next_iterate, project_on_plane
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
@@ -229,7 +228,7 @@ def test_newton_steps_reach_the_root(norm: str, share: float, monkeypatch) -> No
     t, w = torch.rand(16, 3072, generator=generator), torch.randn(16, 3072, generator=generator) ** 3
     reach = (w * torch.where(w > 0, t, t - 1)).sum(dim=1)  # how far <w, t> can fall
     ended = project_on_plane(t, w, share * reach, norm)
-    monkeypatch.setattr(hyperplane, "_NEWTON_STEPS", 100)
+    monkeypatch.setattr(fab, "_NEWTON_STEPS", 100)
     assert torch.equal(project_on_plane(t, w, share * reach, norm), ended)
-    monkeypatch.setattr(hyperplane, "_NEWTON_STEPS", 1)
+    monkeypatch.setattr(fab, "_NEWTON_STEPS", 1)
     assert share < 0.3 or not torch.equal(project_on_plane(t, w, share * reach, norm), ended)

@@ -184,11 +184,14 @@ def test_bumps_equal_the_published_ones(size: int, norm: str) -> None:
 @pytest.mark.parametrize("norm", list(WINDOWS))
 def test_windows_shrink_as_published(norm: str) -> None:
     attack = SquareAttack(lambda x: x, norm=norm, eps=1.0, resc_schedule=False)
+    x, stepper = images(1, (3, 32, 32)), square(ThreatModel(norm, 1.0), 1).runs()[0].stepper
+    state = stepper.init(x)
     for query in (*range(1, 70), 201, 202, 501, 502, 1001, 1002, 2001, 2002, 4001, 4002, 6001, 6002, 8001, 8002, 20000):
         exact = (attack.p_selection(query - 1) * 32 * 32) ** 0.5
         size = max(round(exact), 1) if norm == "Linf" else max(round(exact), 3) | 1
-        assert WINDOWS[norm].size(query, 32, 32) == min(size, 32)
-    assert WINDOWS[norm].size(1, 3, 50) == 3
+        state.n_passes[:] = query
+        assert int(state.windows.sizes[state.windows.n_halved(state)]) == min(size, 32)
+    assert WINDOWS[norm].size(0, 3, 50) == 3
 
 
 def test_slots_that_have_ended_are_harmless() -> None:
