@@ -8,16 +8,12 @@ Name this file in a configuration, and add the attack to those of the evaluation
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG004 - `passes` receives arguments that PGD does not need
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Attack
-from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.gradient_model import Outputs
 from mixednuts_dist.attacks.stepper import Images, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
@@ -38,6 +34,9 @@ class PgdSteps(Stepper[PgdState]):
 
     state_type = PgdState
 
+    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
+        return ITERATIONS + 1
+
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.random_start(self.ball)
 
@@ -54,14 +53,6 @@ class PgdSteps(Stepper[PgdState]):
 
 
 @ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=())
-class Pgd(Attack):
+def pgd_20(setting: Setting) -> list[Run]:
     """Take 20 steps along the gradient of the cross-entropy from a random start; the scheduler keeps the best x_adv."""
-
-    name = "pgd-20"
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        return ITERATIONS + 1, ITERATIONS + 1
-
-    def runs(self) -> Sequence[Run]:
-        return [Run(self.name, PgdSteps(self.setting.threat))]
+    return [Run("pgd-20", PgdSteps(setting.threat))]

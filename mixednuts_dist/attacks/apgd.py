@@ -1,26 +1,21 @@
 """APGD (Croce & Hein 2020, algorithm 1): gradient ascent that halves its step size if the loss rises too seldom.
 
 A run evaluates its start in iteration 0 and takes the published steps in iterations 1 .. n_iter. `Apgd` computes the
-steps, and `SparseApgd` those in L1. The attacks choose losses and targets.
-
-Shapes: S slots, images of C x H x W.
+steps, and `SparseApgd` those in L1. The attacks choose losses and targets. Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG004 - `passes` has the same arguments for all attacks, and some need fewer
-
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS, LOSSES
+from ..config.threat import ThreatModel
 from ..norms.ball import ball_of, per_image
 from ..norms.l1 import project_on_l1, sparse_signs
-from .attack import Attack, Setting
-from .budget import AttackBudget
+from .attack import Setting
 from .gradient_model import Outputs
 from .losses import anyone
 from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
@@ -43,9 +38,9 @@ class ApgdState(SlotState):
 
     x_adv: Images  # the point from which the next step starts; for a new slot, the run's start
     displacement: Images  # x_adv minus the point from which the last step started
-    direction: Images  # steepest ascent at x_adv, with unit length in the norm; in L1 the gradient
+    grad: Images  # at x_adv
     x_best: Images
-    direction_best: Images  # at x_best
+    grad_best: Images  # at x_best
     loss_best: Numbers
     loss_prev: Numbers
     loss_at_check: Numbers  # not read at the first review
@@ -70,7 +65,11 @@ class Apgd(Stepper[ApgdState]):
     n_iter: int = 100
     first_step: float = 2.0  # in radii
     state_type = ApgdState
+    climbs_to_the_end: ClassVar[bool] = True
     start_scale: ClassVar[int] = 1  # radius of the ball of a random start, in units of eps
+
+    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
+        return self.n_iter + 1
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         largest = type(self.ball)(self.start_scale * self.ball.eps)
@@ -90,7 +89,8 @@ class Apgd(Stepper[ApgdState]):
 
     def _step(self, state: ApgdState) -> Tensor:
         weight = per_image(torch.where(state.iteration <= 1, 1.0, MOMENTUM), state.x)
-        z = self.ball.project(state.x_adv + per_image(state.step_size, state.x) * state.direction, state.x)
+        step = per_image(state.step_size, state.x) * self.ball.steepest(state.grad)
+        z = self.ball.project(state.x_adv + step, state.x)
         z = state.x_adv + (z - state.x_adv) * weight + state.displacement * (1 - weight)
         return self.ball.project(z, state.x)
 
@@ -107,9 +107,9 @@ class Apgd(Stepper[ApgdState]):
         """Keep the best point, and review the step size if that is due."""
         loss, stepped = result.loss, state.iteration > 0
         better = ~stepped | (loss > state.loss_best)
-        state.direction = self._direction(result.grad)
+        state.grad.copy_(result.grad)
         copy_rows(state.x_best, x, better)
-        copy_rows(state.direction_best, state.direction, better)
+        copy_rows(state.grad_best, state.grad, better)
         torch.where(better, loss, state.loss_best, out=state.loss_best)
         # The first step's loss is compared with 0 instead of the start's loss, because the published code does so.
         state.n_increases += stepped & (loss > state.loss_prev)
@@ -119,10 +119,6 @@ class Apgd(Stepper[ApgdState]):
         state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
         state.iteration += 1
         return state.iteration > state.last
-
-    def _direction(self, grad: Tensor) -> Tensor:
-        """Return the direction that `ask` needs, in new memory."""
-        return self.ball.steepest(grad)
 
     def _review(self, state: ApgdState) -> None:
         """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point.
@@ -139,7 +135,7 @@ class Apgd(Stepper[ApgdState]):
         torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
         torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
         copy_rows(state.x_adv, state.x_best, halve)
-        copy_rows(state.direction, state.direction_best, halve)
+        copy_rows(state.grad, state.grad_best, halve)
         state.n_increases.masked_fill_(due, 0)
         fewer = state.review_steps - max(int(0.03 * self.n_iter), 1)
         state.review_steps = torch.where(due, fewer.clamp(min=max(int(0.06 * self.n_iter), 1)), state.review_steps)
@@ -152,8 +148,7 @@ class SparseApgd(Apgd):
 
     A step moves the pixels with the largest gradients, each by the same amount and without momentum. How many depends
     on the number of pixels that the best point so far moved. A run from a random start maximizes the loss in a ball of
-    3 radii, then of 2, then of 1. It enters each smaller ball at the projection of its best point. Only points
-    inside the radius count as results.
+    3 radii, then of 2, then of 1, and enters each smaller ball at the projection of its best point.
     """
 
     stays_inside: ClassVar[bool] = False
@@ -164,10 +159,11 @@ class SparseApgd(Apgd):
         from_best = sent([run.from_best for run in batch.runs], slots).bool()
         state.scale[slots] = torch.where(from_best, 1, self.start_scale)
         state.last[slots] = torch.where(from_best, self.n_iter, self._first)
-        self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
+        entering = torch.zeros_like(state.reduced).index_fill_(0, slots, True)
+        _set_step(state, entering, _n_moved(state.x_adv, state), self._radius(state))
 
     def _step(self, state: ApgdState) -> Tensor:
-        direction = sparse_signs(state.direction, state.share)
+        direction = sparse_signs(state.grad, state.share)
         return self._project(state, state.x_adv + per_image(state.step_size, direction) * direction)
 
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
@@ -179,12 +175,8 @@ class SparseApgd(Apgd):
             state.last[:] = torch.where(following & (state.scale == 1), self.n_iter - 2 * self._first, state.last)
             copy_rows(state.x_adv, self._project(state, state.x_best), following)
             state.iteration.masked_fill_(following, 0)
-            self._enter(state, following)
+            _set_step(state, following, _n_moved(state.x_adv, state), self._radius(state))
         return ended & ~following
-
-    def _direction(self, grad: Tensor) -> Tensor:
-        """Return the gradient itself, because a step decides how many pixels it moves."""
-        return grad.clone()
 
     def _review(self, state: ApgdState) -> None:
         """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""
@@ -195,14 +187,9 @@ class SparseApgd(Apgd):
         shorter = torch.maximum(state.step_size / _SHRINK, radius / _SHORTEST)
         _set_step(state, due, n_moved, torch.where(sparser, radius, shorter))
         copy_rows(state.x_adv, state.x_best, sparser)
-        copy_rows(state.direction, state.direction_best, sparser)
-
-    def _enter(self, state: ApgdState, chosen: Tensor) -> None:
-        """Set the length and the sparsity of the steps of slots that enter a ball."""
-        _set_step(state, chosen, _n_moved(state.x_adv, state), self._radius(state))
+        copy_rows(state.grad, state.grad_best, sparser)
 
     def _project(self, state: ApgdState, x_adv: Tensor) -> Tensor:
-        """Project each slot on its own ball."""
         return project_on_l1(x_adv, state.x, self._radius(state)[:, None])
 
     def _radius(self, state: ApgdState) -> Tensor:
@@ -226,51 +213,31 @@ def _set_step(state: ApgdState, chosen: Tensor, n_moved: Tensor, step_size: Tens
         torch.where(chosen, new, kept, out=kept)
 
 
-def stepper_for(setting: Setting, **schedule: Any) -> Apgd:
-    """Return the stepper for the norm of the threat model; `schedule` replaces the iterations of the budget."""
-    kind = SparseApgd if ball_of(setting.threat).sparse else Apgd
-    return kind(setting.threat, **schedule or {"n_iter": setting.budget.n_iter})
+def stepper_for(threat: ThreatModel, n_iter: int, first_step: float = 2.0) -> Apgd:
+    """Return the stepper for the norm of the threat model."""
+    return (SparseApgd if ball_of(threat).sparse else Apgd)(threat, n_iter, first_step)
+
+
+def apgd_runs(name: str, setting: Setting, loss: str) -> list[Run]:
+    """Return runs from `n_restarts` random starts that maximize a registered loss."""
+    stepper, restarts = stepper_for(setting.threat, setting.budget.n_iter), range(setting.budget.n_restarts)
+    return [Run(name, stepper, restart=i, block=BLOCK, loss=loss) for i in restarts]
 
 
 @ATTACKS("apgd-ce", options=("n_iter", "n_restarts"), order=1)
-class ApgdCe(Attack):
-    """APGD on cross-entropy; a subclass names another loss."""
-
-    name = "apgd-ce"
-    climbs_to_the_end = True
-    loss: ClassVar[str] = "ce"  # registered
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        steps = (budget.n_iter + 1) * budget.n_restarts
-        return steps, steps
-
-    def runs(self) -> Sequence[Run]:
-        stepper, restarts = stepper_for(self.setting), range(self.setting.budget.n_restarts)
-        return [Run(self.name, stepper, restart=i, block=BLOCK, loss=self.loss) for i in restarts]
+def apgd_ce(setting: Setting) -> list[Run]:
+    """APGD on cross-entropy."""
+    return apgd_runs("apgd-ce", setting, "ce")
 
 
 @ATTACKS("apgd-dlr", options=("n_iter", "n_restarts"), order=8)
-class ApgdDlr(ApgdCe):
+def apgd_dlr(setting: Setting) -> list[Run]:
     """APGD on the untargeted DLR loss."""
-
-    name = "apgd-dlr"
-    loss = "untargeted-dlr"
+    return apgd_runs("apgd-dlr", setting, "untargeted-dlr")
 
 
-@ATTACKS("apgd-t", options=("n_iter", "n_target_classes"), order=2)
-class ApgdT(ApgdCe):
-    """APGD on the targeted DLR loss, one run per target."""
-
-    name = "apgd-t"
-    loss = "dlr"
-    followed_by = ("joint",)
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        steps = (budget.n_iter + 1) * budget.n_targets(n_classes)
-        return steps, steps
-
-    def runs(self) -> Sequence[Run]:
-        stepper = stepper_for(self.setting)
-        return [Run(self.name, stepper, target, block=BLOCK, loss=self.loss) for target in self.setting.targets]
+@ATTACKS("apgd-t", options=("n_iter", "n_target_classes"), order=2, then_on_mixtures=("joint",))
+def apgd_t(setting: Setting) -> list[Run]:
+    """APGD on the targeted DLR loss."""
+    stepper = stepper_for(setting.threat, setting.budget.n_iter)
+    return [Run("apgd-t", stepper, target, block=BLOCK, loss="dlr") for target in setting.targets]

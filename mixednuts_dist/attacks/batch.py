@@ -39,8 +39,6 @@ class Batch:
     """Slots of one stepper on one gradient model, and the runs that wait for them.
 
     Args:
-        stepper: takes the steps; equal steppers share a batch.
-        model: computes the passes.
         sizes: chooses how many rows a pass has.
         like_BCHW: images, to try smaller batch shapes with.
         stop_when_broken: verify misclassified points before their run is over.
@@ -118,9 +116,8 @@ class Batch:
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
 
-        If two margins are equal, a misclassified point is preferred. After the first misclassified point of a run, only
-        points are copied whose margin is more than twice as negative as that of the last copy. At least `READ_EVERY`
-        passes later, the host has read the last copy, and a new one may overwrite it.
+        If two margins are equal, a misclassified point is preferred. A further point is copied only if its margin is
+        more than twice as negative, and after at least `READ_EVERY` passes, when the host has read the last copy.
         """
         points, n_passes = self._points, self._state.n_passes
         counts = ~points.over

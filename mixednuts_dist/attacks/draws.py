@@ -65,7 +65,7 @@ class Draws:
 
 @torch.no_grad()
 def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
-    """Return the share of `N_DECISION` fresh draws that misclassify each image, (B,) float64; `rows` images a pass."""
+    """Return the share of `N_DECISION` fresh draws that misclassify each image, (B,) float64, `rows` per pass."""
 
     def share(i: Tensor) -> Tensor:
         wrong: list[Tensor] = []

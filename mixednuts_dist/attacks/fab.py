@@ -13,7 +13,7 @@ dual norm.
 Shapes: S slots, B images of C x H x W with D pixels, K classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,8 +24,7 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..mixing.margins import at
 from ..norms.ball import ball_of, per_image
-from .attack import Attack
-from .budget import AttackBudget
+from .attack import Setting
 from .gradient_model import Outputs
 from .losses import anyone
 from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
@@ -36,7 +35,7 @@ PULL_BACK = 0.9  # beta: an iterate that has crossed the boundary keeps this sha
 START = 0.5  # restarts begin at this share of the radius
 
 DUAL_ORDER = {"Linf": 1, "L2": 2, "L1": torch.inf}  # by norm: the order of the dual norm, which measures gradients
-_NEWTON_STEPS = 16  # of the projection; on CIFAR-10, 2 to 4 are usually enough
+_NEWTON_STEPS = 16  # on CIFAR-10, the projection usually needs 2 to 4
 _SHORTEST, _TINY = 1e-8, 1e-12  # guards divisions by the length of a step and of a gradient, as published
 
 
@@ -58,6 +57,10 @@ class FabSteps(Stepper[FabState]):
     state_type = FabState
     gradient_every: ClassVar[int] = 2
     stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
+    repeats_in_float32: ClassVar[bool] = True
+
+    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
+        return 2 * self.n_iter
 
     def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image, which is linearized first."""
@@ -108,6 +111,10 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
     n_iter: int = 100
     state_type = UntargetedFabState
     stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
+    repeats_in_float32: ClassVar[bool] = True
+
+    def most_passes(self, n_classes: int) -> int:
+        return self.n_iter * n_classes
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
@@ -244,35 +251,14 @@ def _other_class(number_S: Tensor, labels_S: Tensor) -> Tensor:
 
 
 @ATTACKS("fab-t", options=("n_iter", "n_target_classes"), norms=("Linf", "L2", "L1"), order=3)
-class Fab(Attack):
+def fab_t(setting: Setting) -> list[Run]:
     """FAB toward one class after another, from the clean image."""
-
-    name = "fab-t"
-    repeats_in_float32 = True
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        n_iterates = budget.n_iter * budget.n_targets(n_classes)
-        return 2 * n_iterates, n_iterates
-
-    def runs(self) -> Sequence[Run]:
-        stepper = FabSteps(self.setting.threat, self.setting.budget.n_iter)
-        return [Run(self.name, stepper, target, block=self.name) for target in self.setting.targets]
+    stepper = FabSteps(setting.threat, setting.budget.n_iter)
+    return [Run("fab-t", stepper, target, block="fab-t") for target in setting.targets]
 
 
 @ATTACKS("fab", options=("n_iter", "n_restarts"), norms=("Linf", "L2", "L1"), order=9)
-class UntargetedFab(Attack):
+def untargeted_fab(setting: Setting) -> list[Run]:
     """FAB toward the nearest class, from the clean image and then from random points in half of the ball."""
-
-    name = "fab"
-    repeats_in_float32 = True
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        steps = budget.n_iter * n_classes * budget.n_restarts  # if each iterate crosses the boundary
-        return steps, steps
-
-    def runs(self) -> Sequence[Run]:
-        budget = self.setting.budget
-        stepper = UntargetedFabSteps(self.setting.threat, budget.n_iter)
-        return [Run(self.name, stepper, restart=i, block=self.name) for i in range(budget.n_restarts)]
+    stepper = UntargetedFabSteps(setting.threat, setting.budget.n_iter)
+    return [Run("fab", stepper, restart=i, block="fab") for i in range(setting.budget.n_restarts)]

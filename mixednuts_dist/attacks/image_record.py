@@ -94,10 +94,10 @@ class ImageRecord:
         return ImageSummary(-expm1(self.log1m_margin), -expm1(self.clean_log1m_margin), gain, -expm1(repeated))
 
     def offer(self, x: Tensor, log1m_margin: float, wrong: bool, where: Where) -> None:
-        """Update the image with a verified point.
+        """Update the image with a verified point; the outcome does not depend on the order of the calls.
 
-        The outcome does not depend on the order of the calls. With `stop_when_broken`, the best point of a broken image
-        is its first misclassified point in the order of the plan. Otherwise, it is the point with the smallest margin.
+        With `stop_when_broken`, the best point of a broken image is its first misclassified point in the order of the
+        plan. Otherwise, it is the point with the smallest margin.
         """
         breaks = wrong and where < self.broken_at
         if self.stop_when_broken and (wrong or self.broken):
@@ -136,10 +136,9 @@ class ImageRecord:
         self.jobs = []
 
     def passes(self) -> tuple[int, int]:
-        """Return the (forward, backward) passes so far.
+        """Return the (forward, backward) passes so far; with `stop_when_broken`, up to the point that breaks the image.
 
-        With `stop_when_broken`, the passes of a broken image count up to the point that breaks it. Passes of later
-        runs do not count: these runs only used free slots, and would not have begun if all runs came one by one.
+        Passes of later runs only used free slots.
         """
         last = self.broken_at[0] if self.stop_when_broken else inf
         counted = [job for job in self.jobs if job.place <= last]

@@ -12,21 +12,17 @@ Shapes: B images of C x H x W, S slots, K classes.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
-from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import at, others
 from ..norms.ball import per_image
-from .attack import Attack
-from .budget import AttackBudget
+from .attack import Setting
 from .gradient_model import MixedOutputs
-from .stepper import Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
+from .stepper import Images, ImageSummary, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
@@ -34,7 +30,7 @@ MOST_STEPS = 33  # steps per run; they broke as many images as 100
 # (weight of the standard classifier's margin, whether to start from the best point so far), in the order of the runs.
 # Each turn has one run per target. A turn from the best points follows the first and the second turn from random
 # starts. There are at most three turns from random starts, whatever `AttackBudget.joint_starts` is. With AutoAttack's
-# budget, the limit on passes (see `Joint`) ends the runs just before the third turn of all ends.
+# budget, the limit on passes (see `joint`) ends the runs just before the third turn of all ends.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
@@ -53,6 +49,9 @@ class JointSteps(Stepper[JointState]):
 
     n_iter: int = MOST_STEPS
     state_type = JointState
+
+    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
+        return self.n_iter + 1
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.start(self.ball)
@@ -86,31 +85,22 @@ class JointSteps(Stepper[JointState]):
 
 
 @ATTACKS("joint", order=6, mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"))
-class Joint(Attack):
+def joint(setting: Setting) -> list[Run]:
     """Momentum steps on both base classifiers of a mixed classifier.
 
     Only images that a changed vote could make borderline are attacked, from random points and from the best points.
     All runs on an image together take no more passes than APGD-T. Runs beyond this limit are left out.
     """
 
-    name = "joint"
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        steps = (budget.n_iter + 1) * budget.n_targets(n_classes) if budget.joint_starts else 0
-        return steps, steps
-
-    def runs(self) -> Sequence[Run]:
-        setting, budget = self.setting, self.setting.budget
-        if not isinstance(setting.model, MixedClassifier):
-            return []
-        stepper = JointSteps(setting.threat, min(budget.n_iter, MOST_STEPS))
+    def wanted(image: ImageSummary) -> bool:
         # If the standard classifier's class changes from the label to k, the margin falls by up to 2 (1 - alpha).
-        wanted = partial(setting.is_borderline, slack=2 * float(setting.model.mixture.one_minus_alpha))
-        turns = enumerate(TURNS[: 2 * budget.joint_starts], start=1)
-        runs = [
-            Run(self.name, stepper, target, number // 2, from_best=from_best, weight=weight, wanted=wanted)
-            for number, (weight, from_best) in turns
-            for target in setting.targets
-        ]
-        return runs[: self.passes(budget, setting.n_classes)[1] // (stepper.n_iter + 1)]
+        return setting.is_borderline(image, slack=2 * float(setting.model.mixture.one_minus_alpha))
+
+    budget = setting.budget
+    stepper = JointSteps(setting.threat, min(budget.n_iter, MOST_STEPS))
+    runs = [
+        Run("joint", stepper, target, number // 2, from_best=from_best, weight=weight, wanted=wanted)
+        for number, (weight, from_best) in enumerate(TURNS[: 2 * budget.joint_starts], start=1)
+        for target in setting.targets
+    ]
+    return runs[: (budget.n_iter + 1) * len(setting.targets) // (stepper.n_iter + 1)]

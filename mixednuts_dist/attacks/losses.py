@@ -1,7 +1,7 @@
 """Adversarial losses to maximize, one value per image; adding a constant to all logits does not change them.
 
-A registered loss takes the outputs of a pass, the labels and the targets (the labels if there is no target). To use it,
-set `Run.loss` to its name, or `loss` in a subclass of `ApgdCe`.
+A registered loss takes the outputs of a pass, the labels and the targets (the labels if there is no target). To
+use it, give its name to `apgd.apgd_runs`.
 
 Shapes: B images, K classes.
 """

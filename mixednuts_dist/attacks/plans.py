@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..config.register import ATTACKS
+from ..config.threat import ThreatModel
+from ..mixing.classifier import MixedClassifier
 from .apgd import Apgd, stepper_for
 from .attack import Setting
+from .budget import AttackBudget
 from .stepper import ImageSummary, Run
 
 MMAA = ("apgd-ce", "apgd-t")
@@ -23,20 +26,21 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     With low-precision gradients (bfloat16) the float32 runs follow the last attack with `climbs_to_the_end`.
     """
     plan: list[Run] = []
-    climbing = [place for place, name in enumerate(attacks) if ATTACKS.get(name).climbs_to_the_end]
-    for place, name in enumerate(attacks):
-        runs, kind = runs_of(name, setting), ATTACKS.get(name)
-        if setting.low_precision and kind.repeats_in_float32:
-            if place > min(climbing, default=place):
-                runs += [replace(run, float32=True, wanted=setting.is_borderline) for run in runs]
-            else:  # no earlier attack shows which images are borderline, so all images take the float32 runs alone
-                runs = [replace(run, float32=True) for run in runs]
-        plan += runs
+    planned = [runs_of(name, setting) for name in attacks]
+    climbing = [place for place, runs in enumerate(planned) if any(run.stepper.climbs_to_the_end for run in runs)]
+    for place, (name, runs) in enumerate(zip(attacks, planned, strict=True)):
+        repeated = [run for run in runs if setting.low_precision and run.stepper.repeats_in_float32]
+        if repeated and place <= min(climbing, default=place):
+            # No earlier attack shows which images are borderline, so all images take the float32 runs alone.
+            plan += [replace(run, float32=True) for run in runs]
+        else:
+            plan += [*runs, *(replace(run, float32=True, wanted=setting.is_borderline) for run in repeated)]
         if setting.low_precision and place == max(climbing, default=None):
             plan += float32_runs(setting, name, [each for each in plan if isinstance(each.stepper, Apgd)])
-        for follower in kind.followed_by:
-            if follower not in attacks:
-                plan += [replace(run, attack=name) for run in runs_of(follower, setting)]
+        if isinstance(setting.model, MixedClassifier):
+            for follower in ATTACKS.entries()[name].facts.get("then_on_mixtures", ()):
+                if follower not in attacks:
+                    plan += [replace(run, attack=name) for run in runs_of(follower, setting)]
     return plan
 
 
@@ -56,7 +60,14 @@ def margin_plan(setting: Setting, attacks: Sequence[str] = MMAA) -> list[Run]:
 def runs_of(name: str, setting: Setting) -> list[Run]:
     """Return the runs of the attack that is registered as `name`, planned with the budget of this attack."""
     own = replace(setting, budget=setting.budget.of(name))
-    return [replace(run, attack=name) for run in ATTACKS.get(name)(own).runs()]
+    return [replace(run, attack=name) for run in ATTACKS.get(name)(own)]
+
+
+def passes_of(attack: str, budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+    """Return the most (forward, backward) passes of an attack on an image, without verifications."""
+    runs = runs_of(attack, Setting(ThreatModel("Linf", 1.0), budget, n_classes))  # the ball does not matter
+    each = [(run.stepper, run.stepper.most_passes(n_classes)) for run in runs]
+    return sum(n for _, n in each), sum(stepper.n_backward(n) for stepper, n in each)
 
 
 def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
@@ -74,7 +85,7 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
     def borderline(image: ImageSummary) -> bool:
         return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
 
-    stepper = stepper_for(setting, n_iter=POLISH_ITERATIONS, first_step=POLISH_STEP)
+    stepper = stepper_for(setting.threat, POLISH_ITERATIONS, POLISH_STEP)
     polish = Run("polish", stepper, from_best=True, loss="margin", float32=True, attack=attack)
     again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
     return [polish, *again, *(replace(run, float32=True, wanted=borderline, block="repeats") for run in low_precision)]

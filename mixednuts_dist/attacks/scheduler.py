@@ -73,18 +73,14 @@ class Group:
 
 
 class Scheduler:
-    """Runs attacks on groups of images.
+    """Runs attacks on groups of images; arguments that are not listed are those of `autoattack`.
 
     Args:
         model: a classifier, or an `AttackedModel` with its own passes.
         like_BCHW: images with which fast copies and smaller batch shapes are tried.
-        attacks: names of the register `ATTACKS`, in order.
-        planner: plans the runs of these attacks, once the number of classes is known.
-        copies: makes fast copies of the base networks.
-        mode, eot: as in `autoattack`. A pass has `eot` rows per point.
+        planner: plans the runs of the attacks, once the number of classes is known.
         stop_when_broken: a verified misclassified point cancels the later runs on its image; otherwise, each image
             takes all runs of the plan, and only the best point of each run is verified.
-        progress: called with a `Progress` whenever points were verified.
     """
 
     def __init__(
@@ -140,7 +136,7 @@ class Scheduler:
     def finish(self, key: Any, load: Callable[[Any], Group], prefetched: Sequence[Any] = ()) -> AttackResult:
         """Return the result of a key's group, and begin the `prefetched` groups, in order, as slots become free.
 
-        `load` returns the group of a key. If a prefetched group cannot be loaded, it is tried again when it is the key.
+        `load` returns the group of a key. A prefetched group that cannot be loaded is tried again when it is the key.
         After an error the scheduler is unusable.
         """
         to_begin = [each for each in (key, *prefetched) if each not in self._inside and each not in self._done]
@@ -166,8 +162,7 @@ class Scheduler:
 
     def step(self) -> None:
         """Take one step of a batch, or verify the queued points if that is due."""
-        # Prefer the last full batch, so that images do not accumulate in its queue. If none is full, step the first
-        # batch: its images then join the others in later batches.
+        # Prefer the last full batch, or else the first one: its images then join the others in later batches.
         busy = [batch for batch in self._batches if batch.n_runs]
         full = [batch for batch in busy if batch.has_enough_images]
         if self._queue and (not busy or self._is_due()):
@@ -178,10 +173,9 @@ class Scheduler:
 
     def _is_due(self) -> bool:
         """Return whether the queued points fill a pass, or whether waiting has cost as much as verifying them."""
-        if len(self._queue) >= self.verifier.sizes.shape.rows:
-            return True
-        rows = self.verifier.sizes.rows_for(len(self._queue), self._like[: len(self._queue)])
-        return self._cost_of_waiting >= rows * (_APART_COST if self.shape.float32 is not self.shape else 1)
+        n, sizes = len(self._queue), self.verifier.sizes
+        row_cost = 1 if self.shape.float32 is self.shape else _APART_COST
+        return n >= sizes.shape.rows or self._cost_of_waiting >= row_cost * sizes.rows_for(n, self._like[:n])
 
     def _verify(self) -> None:
         """Verify all queued points, cancel the runs that no longer count, and send images on."""
@@ -201,9 +195,8 @@ class Scheduler:
                 self._advance(image)
         if self._progress is not None:
             present = [image for _, images in self._inside.values() for image in images]
-            decided = [image for image in present if image.decided]
-            n_broken = sum(image.broken for image in decided)
-            self._progress(Progress(len(present), len(decided), n_broken, *_passes_of(present)))
+            decided = [image.broken for image in present if image.decided]
+            self._progress(Progress(len(present), len(decided), sum(decided), *_passes_of(present)))
 
     # Admission of images, and their way through the plan
 
@@ -236,14 +229,10 @@ class Scheduler:
         self._step_at |= {place: run.attack for place, run in enumerate(plan)}
         models = {False: (fast, PassSizes(self.shape, None if fast.compiled else fast.probe))}
         models[True] = models[False] if float32 is None else (float32, PassSizes(self.shape.float32, float32.probe))
-        # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last:
-        # they wait until they are full or nothing else is left.
-        keys = [(run.stepper, run.float32) for run in plan]
-        apart = self.shape.float32 is not self.shape
-        batches = {
-            key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken)
-            for key in sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
-        }
+        # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last.
+        keys, apart = [(run.stepper, run.float32) for run in plan], self.shape.float32 is not self.shape
+        in_order = sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
+        batches = {key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken) for key in in_order}
         self._batches = list(batches.values())
 
         def block(placed: tuple[int, Run]) -> tuple[Any, str | int]:
@@ -270,10 +259,7 @@ class Scheduler:
         image.decided = True
 
     def _result(self, group: Group, images: list[ImageRecord]) -> AttackResult:
-        """Verify the best points once more; an image whose best point is now correct counts as robust.
-
-        For a random classifier, fresh draws decide.
-        """
+        """Verify the best points once more; an image whose best point is now correct counts as robust."""
         best, model = torch.stack([image.best for image in images]), self.attacked.model
         self._check_inside(best, group.x, images)
         verified = self.verifier.verify(best, group.y)
@@ -323,8 +309,8 @@ def _passes_of(images: Sequence[ImageRecord]) -> tuple[int, int]:
 def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verified | None) -> tuple[Tensor, Tensor]:
     """Return each image's targets, (B, T), and their ranks on the clean image (2 = runner-up).
 
-    The targets are the classes with ranks 2 .. T + 1 in the clean logits, as published, in this order. If a point of an
-    earlier stage is known, its logits determine the order instead, because the largest one is the likeliest to succeed.
+    The targets are the classes with ranks 2 .. T + 1 in the clean logits, as published. If a point of an earlier stage
+    is known, its logits determine their order.
     """
     by_rank = clean_BK.sort(dim=1, descending=False).indices.flip(1)[:, 1 : n_targets + 1]
     ranks = torch.arange(2, n_targets + 2).expand_as(by_rank)

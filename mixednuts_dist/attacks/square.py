@@ -9,7 +9,6 @@ Shapes: S slots or B images of C x H x W, K classes.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,8 +20,7 @@ from ..mixing.margins import at, others
 from ..norms.ball import TINY, Ball, per_image
 from ..norms.l1 import project_on_l1
 from ..norms.random import below, hashed
-from .attack import Attack
-from .budget import AttackBudget
+from .attack import Setting
 from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -50,6 +48,10 @@ class SquareSteps(Stepper[SquareState]):
     n_queries: int = 5000
     loss_of: Literal["logits", "probabilities"] = "logits"  # the search lowers the margin of these
     gradient_every: ClassVar[int] = 0
+    repeats_in_float32: ClassVar[bool] = True
+
+    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
+        return self.n_queries + 1
 
     def init(self, like_SCHW: Tensor) -> SquareState:
         return SquareState.of(like_SCHW, windows=WINDOWS[self.threat.norm](like_SCHW, self.ball))
@@ -242,25 +244,12 @@ WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps, "L1
 
 
 @ATTACKS("square", options=("n_queries",), norms=("Linf", "L2", "L1"), order=4, gradients=False)
-class Square(Attack):
+def square(setting: Setting) -> list[Run]:
     """Random search with squares, without gradients."""
-
-    name = "square"
-    repeats_in_float32 = True
-    loss_of: ClassVar[Literal["logits", "probabilities"]] = "logits"
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:  # noqa: ARG004
-        return budget.n_queries + 1, 0
-
-    def runs(self) -> Sequence[Run]:
-        setting = self.setting
-        return [Run(self.name, SquareSteps(setting.threat, setting.budget.n_queries, self.loss_of))]
+    return [Run("square", SquareSteps(setting.threat, setting.budget.n_queries))]
 
 
 @ATTACKS("square-margin", options=("n_queries",), norms=("Linf", "L2", "L1"), order=7, gradients=False)
-class SquareMargin(Square):
+def square_margin(setting: Setting) -> list[Run]:
     """Square on the signed margin itself, the black-box MMAA (paper, appendix D)."""
-
-    name = "square-margin"
-    loss_of = "probabilities"
+    return [Run("square-margin", SquareSteps(setting.threat, setting.budget.n_queries, "probabilities"))]

@@ -161,11 +161,20 @@ class Stepper(Generic[State]):
     # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
+    # Whether each run maximizes a loss until its last iteration, so that the margins show which images are borderline.
+    # With low-precision gradients, float32 runs follow the last such attack of a plan (`plans.float32_runs`).
+    climbs_to_the_end: ClassVar[bool] = False
+    # Whether borderline images take its low-precision runs once more in float32, because small differences matter.
+    repeats_in_float32: ClassVar[bool] = False
 
     @cached_property
     def ball(self) -> Ball:
         """The threat model's norm, at its radius."""
         return ball_of(self.threat)
+
+    def most_passes(self, n_classes: int) -> int:
+        """Return the most passes of a run on an image."""
+        raise NotImplementedError
 
     @classmethod
     def n_backward(cls, n_passes: int) -> int:

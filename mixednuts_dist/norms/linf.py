@@ -10,12 +10,9 @@ from .ball import Ball
 from .random import uniform
 
 
-@NORMS(
-    "Linf", describes="maximum norm: each pixel may change by eps", order=1, usual="8/255 on CIFAR-10", largest=1.0,
-    in_255ths=True,
-)  # fmt: skip
+@NORMS("Linf", order=1, usual="8/255 on CIFAR-10", largest=1.0, in_255ths=True)
 class Linf(Ball):
-    """Linf: the ball and the box together are one interval per pixel, [low, high].
+    """Maximum norm: each pixel may change by eps.
 
     Example:
         >>> import torch

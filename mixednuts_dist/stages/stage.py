@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..attacks.budget import AttackBudget
 from ..config.attack_config import AttackConfig, EvaluateConfig
-from ..config.register import ATTACKS, STAGES
+from ..config.register import STAGES
 from ..config.run_config import RunConfig, digest
 from ..config.section import Section
 from ..distributed.tasks import Columns, Counts, Task
@@ -233,5 +233,7 @@ def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) 
 
     Three forward passes are added: the clean image, its stored adversarial example, and the last verification.
     """
-    each = [ATTACKS.get(attack).passes(budget.of(attack), n_classes) for attack in attacks]
+    from ..attacks.plans import passes_of
+
+    each = [passes_of(attack, budget, n_classes) for attack in attacks]
     return sum(forward for forward, _ in each) + 3, sum(backward for _, backward in each)

@@ -7,16 +7,17 @@ import torch
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted, L1_projection
 from torch import Tensor
 
-from mixednuts_dist.attacks.apgd import ApgdCe, ApgdDlr, ApgdT
+from mixednuts_dist.attacks.apgd import apgd_ce, apgd_dlr, apgd_t
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.plans import passes_of
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.stepping import iterates, start_keys
 
 pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # DLR can be constant
 
-LOSS = {ApgdCe: "ce", ApgdDlr: "dlr"}  # by the published name
+LOSS = {apgd_ce: "ce", apgd_dlr: "dlr"}  # by the published name
 
 
 def published_iterates(model, x, y, targets, start, threat, n_iter, loss) -> list[Tensor]:
@@ -46,7 +47,7 @@ def published_iterates(model, x, y, targets, start, threat, n_iter, loss) -> lis
     return seen
 
 
-every_attack = pytest.mark.parametrize("attack", [ApgdCe, ApgdDlr, ApgdT])
+every_attack = pytest.mark.parametrize("attack", [apgd_ce, apgd_dlr, apgd_t])
 
 
 @every_attack
@@ -65,15 +66,16 @@ def both(victim, attack, threat: ThreatModel, n_iter: int) -> tuple[Tensor, Tens
     """Return the distances between our iterates and the published ones, and which come after a constant loss."""
     model, x, y = victim
     targets = y if attack in LOSS else model(x).argsort(dim=1)[:, -2]
-    keys = start_keys(attack.name if attack in LOSS else "apgd-t/2", len(x))
+    run = attack(Setting(threat, AttackBudget(n_iter=n_iter), 10))[0]
+    keys = start_keys(run.name if attack in LOSS else "apgd-t/2", len(x))
     largest = ThreatModel(threat.norm, 3 * threat.eps) if threat.norm == "L1" else threat
-    ours = iterates(attack(Setting(threat, AttackBudget(n_iter=n_iter), 10)), model, x, y, targets)
+    ours = iterates(run, model, x, y, targets)
     start = ball_of(largest).random_start(x, keys)
     published = published_iterates(model, x, y, targets, start, threat, n_iter, LOSS.get(attack))
     apart = torch.stack([(a - b).flatten(1).abs().amax(dim=1) for a, b in zip(ours, published, strict=True)])
     # If the label is third, DLR is 1 whatever the logits, and the signs of its gradient are those of roundings.
     third = torch.stack([model(x).argsort(dim=1)[:, -3] == y for x in published])
-    return apart, (third.cumsum(dim=0) - third.long() > 0) & (attack is ApgdDlr)
+    return apart, (third.cumsum(dim=0) - third.long() > 0) & (attack is apgd_dlr)
 
 
 @every_attack
@@ -89,7 +91,7 @@ def test_iterates_in_l1_equal_the_published_ones(victim, attack, eps: float, n_i
 
 def test_restarts_are_independent_runs_from_other_starts() -> None:
     setting = Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=7, n_restarts=3), 10)
-    runs = ApgdDlr(setting).runs()
+    runs = apgd_dlr(setting)
     assert [(run.restart, run.loss) for run in runs] == [(i, "untargeted-dlr") for i in range(3)]
-    assert {(run.block, run.stepper) for run in runs} == {(runs[0].block, ApgdT(setting).runs()[0].stepper)}
-    assert ApgdDlr.passes(setting.budget, 10) == (24, 24)
+    assert {(run.block, run.stepper) for run in runs} == {(runs[0].block, apgd_t(setting)[0].stepper)}
+    assert passes_of("apgd-dlr", setting.budget, 10) == (24, 24)

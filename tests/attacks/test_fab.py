@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixednuts_dist.attacks import fab
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.fab import Fab, UntargetedFab, difference, next_iterate, project_on_plane
+from mixednuts_dist.attacks.fab import difference, fab_t, next_iterate, project_on_plane, untargeted_fab
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
@@ -67,8 +67,8 @@ class Published(FABAttack_PT):
 
 def ours(victim: Classifier, norm: str, targets: Tensor) -> list[Pass]:
     model, x, y = victim
-    attack = Fab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
-    return list(stepped(attack.runs()[0], model, x, y, targets))
+    run = fab_t(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))[0]
+    return list(stepped(run, model, x, y, targets))
 
 
 class InDouble(nn.Module):
@@ -196,8 +196,8 @@ def test_untargeted_iterates_equal_the_published_ones(name: str, norm: str) -> N
     model, x, y = classifier(name)
     published = Published(model, norm)
     published.attack_single_run(x, y, is_targeted=False)
-    attack = UntargetedFab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
-    passes = list(stepped(attack.runs()[0], model, x, y))
+    run = untargeted_fab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))[0]
+    passes = list(stepped(run, model, x, y))
     together = 0
     for b in range(len(x)):
         mine = without_repeats([step.x[b] for step in passes])
@@ -212,8 +212,8 @@ def test_untargeted_iterates_equal_the_published_ones(name: str, norm: str) -> N
 
 def test_untargeted_fab_restarts_in_half_of_the_ball() -> None:
     model, x, y = classifier("conv")
-    attack = UntargetedFab(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=2, n_restarts=3), 10))
-    starts = [next(stepped(run, model, x, y)).x for run in attack.runs()]
+    runs = untargeted_fab(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=2, n_restarts=3), 10))
+    starts = [next(stepped(run, model, x, y)).x for run in runs]
     lengths = [float((start - x).abs().max()) for start in starts]
     assert lengths[0] == 0
     assert all(0.03 < length <= 0.05 + 1e-6 for length in lengths[1:])

@@ -11,7 +11,8 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import MixedOutputs
-from mixednuts_dist.attacks.joint import Joint, JointState, JointSteps
+from mixednuts_dist.attacks.joint import JointState, JointSteps, joint
+from mixednuts_dist.attacks.plans import passes_of
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
@@ -75,8 +76,7 @@ def test_joint_attack_breaks_images_that_apgd_does_not_break(mixed: MixedClassif
 
 def test_a_run_begins_at_the_best_point_if_it_says_so(mixed: MixedClassifier) -> None:
     x, _ = open_dataset("digits").read(0, 4)
-    attack = Joint(Setting(THREAT, AttackBudget(), 10, model=mixed))
-    run = attack.runs()[0]
+    run = joint(Setting(THREAT, AttackBudget(), 10, model=mixed))[0]
     for from_best in (True, False):
         begun = started(replace(run, from_best=from_best), x)
         begun.best = (x + 0.01).clamp(max=1)
@@ -88,6 +88,6 @@ def test_a_run_begins_at_the_best_point_if_it_says_so(mixed: MixedClassifier) ->
 def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifier) -> None:
     for n_iter in (10, 30, 100):
         budget = AttackBudget(n_iter=n_iter)
-        runs = Joint(Setting(THREAT, budget, 10, model=mixed)).runs()
+        runs = joint(Setting(THREAT, budget, 10, model=mixed))
         assert len(runs) >= 9
-        assert sum(run.stepper.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
+        assert sum(run.stepper.n_iter + 1 for run in runs) == passes_of("joint", budget, 10)[1] <= 9 * (n_iter + 1)

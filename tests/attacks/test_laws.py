@@ -10,7 +10,7 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.entry import checked_labels
-from mixednuts_dist.attacks.plans import ensemble_plan
+from mixednuts_dist.attacks.plans import ensemble_plan, passes_of
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.config.register import ATTACKS
 from mixednuts_dist.config.threat import ThreatModel
@@ -104,13 +104,13 @@ def test_every_pass_of_a_real_image_is_counted(attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ON_ONE)
-def test_an_image_that_survives_costs_what_the_register_says(attack: str) -> None:
+def test_an_image_that_survives_costs_what_the_plan_says(attack: str) -> None:
     """Verifications of the clean image, of each run's end and of the result come on top."""
     net, x = small_net(10, SHAPE), images(4, SHAPE)
     y = net(x).argmax(dim=1)
     found = autoattack(net, x, y, threat=ThreatModel("Linf", 1e-6), attacks=(attack,), budget=QUICK, precision="fp32")
     assert bool(found.robust.all())
-    forward, backward = ATTACKS.get(attack).passes(QUICK, 10)
+    forward, backward = passes_of(attack, QUICK, 10)
     assert found.n_backward <= 4 * backward
     assert found.n_backward >= 4 * backward * 0.9
     assert 4 * forward * 0.9 <= found.n_forward <= 4 * (forward + 2 + QUICK.n_targets(10))
@@ -140,7 +140,7 @@ def test_a_constant_classifier_is_not_broken_and_nothing_is_nan(attack: str) -> 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_renamed_attack_has_the_same_plan_and_results(pair, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of random numbers use the class's name, so the starts are equal."""
+    """The keys of random numbers use the name in the run, so the starts are equal."""
     mixed, x, y = pair
     names = {name: f"x-{name}" for name in ("apgd-ce", "apgd-t", "square")}
     for name, other in names.items():

@@ -33,7 +33,7 @@ def example() -> Iterator[Any]:
 
 def test_pgd_iterates_equal_a_plain_loop(victim, example: Any) -> None:
     model, x, y = victim(n=6)
-    seen = iterates(example.Pgd(Setting(LINF, AttackBudget(), 10)), model, x, y)
+    seen = iterates(example.pgd_20(Setting(LINF, AttackBudget(), 10))[0], model, x, y)
     expected = ball_of(LINF).random_start(x, start_keys("pgd-20", 6))
     for step, mine in enumerate(seen):
         assert torch.allclose(mine, expected, atol=1e-7), step

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import minimum_margin_attack
-from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
+from mixednuts_dist.attacks.apgd import apgd_ce, apgd_t
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
@@ -228,8 +228,8 @@ def test_each_run_of_a_block_chooses_its_images(victim, side_by_side: bool) -> N
         def by(target: int) -> Callable[[ImageSummary], bool]:
             return lambda image: sample_id(image) in taken[target]
 
-        chosen = [replace(run, wanted=by(run.target), block="a" * side_by_side) for run in ApgdT(setting).runs()]
-        return [*chosen, *ApgdCe(setting).runs()]
+        chosen = [replace(run, wanted=by(run.target), block="a" * side_by_side) for run in apgd_t(setting)]
+        return [*chosen, *apgd_ce(setting)]
 
     finished, images, jobs = ended(model, x, y, plan)
     assert bool(finished.decided.all())
@@ -245,7 +245,7 @@ def test_a_run_from_the_best_point_waits_for_the_runs_before_it(victim, name: st
     model, x, y = victim(n=12)
 
     def plan(_: Callable[[ImageSummary], int], setting: Setting) -> list[Run]:
-        first, second, *_ = ApgdT(setting).runs()
+        first, second, *_ = apgd_t(setting)
         return [replace(first, block=name), replace(second, block=name, from_best=True)]
 
     _, images, jobs = ended(model, x, y, plan)
@@ -282,7 +282,7 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
 
             return wanted
 
-        low = ApgdT(setting).runs()
+        low = apgd_t(setting)
         return [*low, *(replace(run, float32=True, wanted=by(run.target), block="") for run in low)]
 
     _, images, jobs = ended(model, x, y, plan)

@@ -19,10 +19,11 @@ from mixednuts_dist.attacks.square import (
     ROW_2,
     SIGNS,
     WINDOWS,
-    Square,
-    SquareMargin,
     draws_of_query,
+    square,
+    square_margin,
 )
+from mixednuts_dist.attacks.stepper import Run
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
@@ -85,13 +86,13 @@ class Published(SquareAttack):
         return self.queries
 
 
-def ours(attack: Square, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, ids: list[int]) -> list[Pass]:
-    keys = torch.tensor([key_number(SEED, attack.name, 0, sample_id) for sample_id in ids])
-    return list(stepped(attack.runs()[0], model, x, y, keys=keys))
+def ours(run: Run, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, ids: list[int]) -> list[Pass]:
+    keys = torch.tensor([key_number(SEED, run.name, 0, sample_id) for sample_id in ids])
+    return list(stepped(run, model, x, y, keys=keys))
 
 
-def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> Square:
-    return kind(Setting(threat, AttackBudget(n_queries=n_queries), 10))
+def planned(threat: ThreatModel, n_queries: int, attack: Callable[[Setting], list[Run]] = square) -> Run:
+    return attack(Setting(threat, AttackBudget(n_queries=n_queries), 10))[0]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def projected(x: Tensor, delta: Tensor, eps: float) -> Tensor:
 def compared(threat: ThreatModel, model: Callable[[Tensor], Tensor], x: Tensor, ids: list[int]) -> int:
     """How many queries were compared, all equal."""
     y = model(x).argmax(dim=1)
-    mine = ours(square(threat, N_QUERIES), model, x, y, ids)
+    mine = ours(planned(threat, N_QUERIES), model, x, y, ids)
     assert len(mine) == N_QUERIES + 1
     assert not any(step.took_gradient for step in mine)
     n_compared = 0
@@ -140,7 +141,7 @@ def compared(threat: ThreatModel, model: Callable[[Tensor], Tensor], x: Tensor, 
 def test_any_shape_is_searched_inside_the_ball(threat: ThreatModel, shape: tuple[int, int, int]) -> None:
     net, x = small_net(5, shape), images(4, shape)
     n_queries = 200 if threat.norm == "L1" else 40
-    passes = ours(square(threat, n_queries), net, x, net(x).argmax(dim=1), [0, 1, 2, 3])
+    passes = ours(planned(threat, n_queries), net, x, net(x).argmax(dim=1), [0, 1, 2, 3])
     changed = torch.zeros(x.shape[2:], dtype=torch.bool)
     for step in passes:
         assert float(ball_of(threat).length(step.x - x).max()) <= threat.eps * (1 + 1e-5)
@@ -159,7 +160,7 @@ def test_saturated_logits_still_order_the_queries() -> None:
     y, exact = net(x).argmax(dim=1), small_net(10, (3, 8, 8), sharpness=4000).double()
     n_lowered = 0
     for seed in range(8):
-        run, keys = square(LINF, 60, SquareMargin).runs()[0], start_keys("square-margin", 5, seed)
+        run, keys = planned(LINF, 60, square_margin), start_keys("square-margin", 5, seed)
         state, losses, asked = run.stepper.init(x), [], []
         for step in stepped(run, net, x, y, keys=keys, state=state):
             losses.append(state.loss.clone())
@@ -184,7 +185,7 @@ def test_bumps_equal_the_published_ones(size: int, norm: str) -> None:
 @pytest.mark.parametrize("norm", list(WINDOWS))
 def test_windows_shrink_as_published(norm: str) -> None:
     attack = SquareAttack(lambda x: x, norm=norm, eps=1.0, resc_schedule=False)
-    x, stepper = images(1, (3, 32, 32)), square(ThreatModel(norm, 1.0), 1).runs()[0].stepper
+    x, stepper = images(1, (3, 32, 32)), planned(ThreatModel(norm, 1.0), 1).stepper
     state = stepper.init(x)
     for query in (*range(1, 70), 201, 202, 501, 502, 1001, 1002, 2001, 2002, 4001, 4002, 6001, 6002, 8001, 8002, 20000):
         exact = (attack.p_selection(query - 1) * 32 * 32) ** 0.5
@@ -197,7 +198,7 @@ def test_windows_shrink_as_published(norm: str) -> None:
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
     for threat in (LINF, L2, L1):
-        stepper = square(threat, 5).runs()[0].stepper
+        stepper = planned(threat, 5).stepper
         state = stepper.init(x)
         state.n_passes[:] = torch.tensor([6, 60])
         assert stepper.ask(state).shape == x.shape

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.stepper import Run, StartBatch, StepResult
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
@@ -67,7 +66,7 @@ def stepped(
 
 
 def iterates(
-    attack: Attack, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, targets: Tensor | None = None
+    run: Run, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, targets: Tensor | None = None
 ) -> list[Tensor]:
-    """All points that the attack's first run evaluates."""
-    return [each.x for each in stepped(attack.runs()[0], model, x, y, targets)]
+    """All points that the run evaluates."""
+    return [each.x for each in stepped(run, model, x, y, targets)]
