@@ -53,8 +53,7 @@ def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
         role: the name of the classifier in error messages.
 
     Raises:
-        BaseClassifierError: for an unknown form, weights that are missing or of another architecture, a factory that
-            fails, or one that returns no module.
+        BaseClassifierError: for an unknown form, missing or unsuitable weights, or a factory that fails.
     """
     source = ClassifierSource.of(uri)
     with torch.random.fork_rng(devices=[]):  # weights that a constructor draws are the same on every machine
@@ -147,8 +146,7 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
 def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
     """Return a sentence if a module that subtracts its own mean receives values outside [0, 1], otherwise None.
 
-    A module subtracts its own mean if it has a mean and a standard deviation per channel and its output changes with
-    that mean. The output is tested because some classes have a mean and never use it.
+    The output must change with the mean, because some classes have a mean and never use it.
     """
     for name, module in model.named_modules():
         mean = _own_mean(module, images_BCHW.shape[1])
@@ -166,10 +164,9 @@ def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
         is_used = not torch.equal(model(images_BCHW), logits_BK)
         mean.copy_(before)
         if is_used:
-            where = f"its part {name!r} ({type(module).__name__})" if name else type(module).__name__
             return (
-                f"the images are normalized twice: {where} subtracts its own mean, but receives values from {low:.2f} "
-                f"to {high:.2f} for images in [0, 1]; remove one of the two normalizations"
+                f"the images are normalized twice: its part {name!r} ({type(module).__name__}) subtracts its own mean, "
+                f"but receives values from {low:.2f} to {high:.2f}; remove one of the two normalizations"
             )
     return None
 
@@ -193,8 +190,7 @@ class ModelSize:
 def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize | None:
     """Return the size of the classifier that `uri` names, with random weights if possible, or None for a black box.
 
-    Raises:
-        BaseClassifierError: if the classifier cannot be built, or does not accept images of that shape.
+    Raises BaseClassifierError if it cannot be built or does not accept images of that shape.
     """
     source = ClassifierSource.of(uri)
     if source.is_black_box:

@@ -48,9 +48,7 @@ Array = np.ndarray[Any, Any]
 
 
 class BlackBoxClassifier(nn.Module):
-    """A classifier without gradients, which receives batches and stores its latest answers per image.
-
-    Answers are stored because a run classifies most images several times, with each base classifier and mixed.
+    """A classifier without gradients, which stores its latest answers, because a run asks for most of them again.
 
     Args:
         ask: images (B, C, H, W), float32 in [0, 1] -> logits (B, K), or classes (B,).

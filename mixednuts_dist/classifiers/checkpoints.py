@@ -71,13 +71,12 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the named tensors of a checkpoint, without outer keys such as `model` and prefixes such as `module.`.
 
     Raises:
-        BaseClassifierError: for a missing or damaged file, an HTML page or Git LFS pointer saved as one, or pickled
-            objects other than tensors.
+        BaseClassifierError: for a missing or damaged file, an HTML page, a Git LFS pointer, or pickled objects.
     """
     if problem := checkpoint_problem(path):
         raise BaseClassifierError(problem)
     try:
-        with quietly():  # torch warns about pickle protocols before it rejects them
+        with quietly():  # torch warns about pickle protocols
             state: dict[str, Tensor] = import_quietly("timm.models").load_state_dict(str(path), weights_only=True)
     except pickle.UnpicklingError as error:
         raise BaseClassifierError(
@@ -102,10 +101,8 @@ def checkpoint_problem(path: Path) -> str | None:
     if not head:
         return f"{path} is empty; copy or download it again"
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return (
-            f"{path} is a web page, not a checkpoint: the server answered the download with a page (a quota, a "
-            "confirmation or an error). Delete it and download the file again, with a browser if necessary"
-        )
+        advice = "Delete it and download the file again, with a browser if the server asks for a confirmation"
+        return f"{path} is a web page, not a checkpoint. {advice}"
     is_pointer = head.startswith(b"version https://git-lfs")
     return f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull" if is_pointer else None
 

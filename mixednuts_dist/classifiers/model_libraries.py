@@ -69,8 +69,7 @@ def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
 def load_timm(uri: ClassifierSource) -> Normalized:
     """Build a timm model, by name or from the hub, with its pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
-    Raises:
-        BaseClassifierError: for an unknown name (close ones are listed), or weights that are not available.
+    Raises BaseClassifierError for an unknown name (close ones are listed), or weights that are not available.
     """
     timm = import_quietly("timm")
     if uri.scheme != "hf" and not timm.is_model(uri.target.partition(".")[0]):

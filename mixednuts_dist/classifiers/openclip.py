@@ -27,21 +27,20 @@ _PROMPTS_AT_ONCE = 256
 
 def missing_weights(uri: ClassifierSource) -> Iterator[Missing]:
     """List the missing files of `openclip:` URIs."""
-    classes = uri.option("classes")
+    classes, tag = uri.option("classes"), uri.option("pretrained")
     if classes and classes != "imagenet" and not Path(classes).is_file():
         yield Missing("file of class names", str(Path(classes).absolute()), "write one name per line, in label order")
-    tag = uri.option("pretrained")
-    if not uri.option("weights") and uri.target.startswith(_HUB):
-        yield from missing_hub_files(uri.target.removeprefix(_HUB), ("open_clip_config.json",), _HUB_WEIGHTS)
-    if uri.option("weights") or uri.target.startswith(_HUB) or tag is None or Path(tag).is_file():
+    if uri.option("weights"):
         return
-    config = _library().get_pretrained_cfg(uri.target, tag)
-    repository, _, name = config.get("hf_hub", "").rpartition("/")
-    if repository:
-        yield from missing_hub_files(repository, (*_HUB_WEIGHTS, name) if name else _HUB_WEIGHTS)
-    elif config.get("url"):
-        folder = Path("~/.cache/clip").expanduser()
-        yield from missing_checkpoint(config["url"], f"openclip:{uri.target}", folder)
+    if uri.target.startswith(_HUB):
+        yield from missing_hub_files(uri.target.removeprefix(_HUB), ("open_clip_config.json",), _HUB_WEIGHTS)
+    elif tag and not Path(tag).is_file():
+        config = _library().get_pretrained_cfg(uri.target, tag)
+        repository, _, name = config.get("hf_hub", "").rpartition("/")
+        if repository:
+            yield from missing_hub_files(repository, (*_HUB_WEIGHTS, name) if name else _HUB_WEIGHTS)
+        elif config.get("url"):
+            yield from missing_checkpoint(config["url"], f"openclip:{uri.target}", Path("~/.cache/clip").expanduser())
 
 
 @CLASSIFIERS("openclip", describes="a CLIP image encoder with class prompts as its last layer", order=6,
@@ -53,8 +52,8 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
     """Build the zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
 
     Raises:
-        BaseClassifierError: if open_clip is not installed or has no such model or weights, the weights are not
-            available, the model does not have one vector per image, or the classes or templates cannot be used.
+        MissingExtra: if open_clip is not installed.
+        BaseClassifierError: for an unknown model, weights that are not available, or unusable classes or templates.
     """
     library, is_random, on_hub = _library(), bool(uri.option("weights")), uri.target.startswith(_HUB)
     names, templates = _class_names(uri), _templates(uri)
@@ -80,7 +79,7 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
 
 
 class ZeroShot(nn.Module):
-    """A module that computes logits from normalized images."""
+    """Compute logits (B, K) from normalized images (B, C, H, W)."""
 
     heads: Tensor
     scale: Tensor
@@ -117,8 +116,7 @@ def _class_names(uri: ClassifierSource) -> list[str]:
     path = uri.option("classes")
     if path is None:
         raise BaseClassifierError(
-            f"openclip:{uri.target} needs classes=FILE, class names, one per line, in the order of the labels; or "
-            "classes=imagenet"
+            "openclip: needs classes=FILE, with one class name per line in the order of the labels, or classes=imagenet"
         )
     return list(_library().IMAGENET_CLASSNAMES) if path == "imagenet" else _lines(path)
 

@@ -83,11 +83,7 @@ class ImageFiles(Dataset):
           forms=("folder:ROOT[?preprocess=Res256Crop224]",), target="folder",
           options={"preprocess": "preprocess"})  # fmt: skip
 def open_folder(uri: DatasetSource) -> ImageFiles:
-    """Open a folder with one subfolder per class. Subfolders (classes 0, 1, ...) and files are sorted by name.
-
-    Raises:
-        DatasetError: if no subfolder has an image.
-    """
+    """Open a folder with one subfolder per class. Subfolders (classes 0, 1, ...) and files are sorted by name."""
     root = Path(uri.target)
     classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     files = [sorted(each for each in (root / name).iterdir() if each.suffix.lower() in EXTENSIONS) for name in classes]

@@ -36,10 +36,10 @@ _UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError)
 
 @dataclass(frozen=True)
 class ImagePart:
-    """One line of the manifest."""
+    """Images `start` .. `stop - 1` of the dataset."""
 
     name: str  # file name next to the manifest
-    start: int  # index of its first image
+    start: int
     stop: int
     sha256: str  # content of the rows, independent of compression
 
@@ -97,10 +97,7 @@ class ParquetImages(Dataset):
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
-        """Return the sha256 of the checksums in the manifest of the parts with the first `n` images.
-
-        The images are not read, because every read verifies its rows.
-        """
+        """Return the sha256 of the manifest's checksums of the first `n` images, which every read verifies."""
         parts = [part.sha256 for part in self._parts(0, n)]
         return hashlib.sha256(json.dumps([n, parts]).encode() + self.labels[:n].tobytes()).hexdigest()
 
