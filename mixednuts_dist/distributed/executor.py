@@ -1,8 +1,7 @@
 """Executors start the workers that compute a run's partitions. `compute.executor` chooses one by name.
 
-To add an executor, register a class with `workers`, which returns the number of workers and their resources, and
-`begin`, which starts one worker. The class may be in a file of this package or of the configuration's `extensions`. The
-pool (`pool.py`) decides what each worker computes, how often a partition is tried, and how a lost worker is replaced.
+To add an executor, register a class with `workers` and `begin` in a file of this package or of the configuration's
+`extensions`. The pool (`pool.py`) decides what each worker computes, and replaces lost workers.
 """
 
 import logging
@@ -28,7 +27,7 @@ Scoring = Callable[[Grid], Scores]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """The number of workers, the GPUs and the place of each, and the configured limits on failures and time."""
+    """The number of workers and their resources."""
 
     compute: ComputeConfig
     n_workers: int
@@ -111,11 +110,8 @@ class Executor:
         return None
 
     def release(self, spec: WorkerSpec, settings: PoolSettings, worker: Worker) -> None:
-        """Keep an idle worker with its classifiers for the next stage, or end it after the last stage."""
-        if self.n_users:
-            self._idle.append((spec, settings, worker))
-        else:
-            worker.end()
+        """Keep an idle worker with its classifiers for the next stage."""
+        self._idle.append((spec, settings, worker))
 
     def end_idle(self) -> None:
         """End the workers that are kept."""
@@ -132,13 +128,13 @@ class Executor:
         try:
             worker.call("ready").result()
             measured: dict[str, PassSeconds] = worker.call("time_passes").result()
+            return measured
         except MixedNutsError:
             raise
         except Exception as error:
             raise ClusterError(f"a worker cannot start: {error}") from error
         finally:
             worker.end()
-        return measured
 
     def __enter__(self) -> Self:
         return self

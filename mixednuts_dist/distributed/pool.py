@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,9 +69,8 @@ class Pool:
     _n_failed_starts: int = 0
     _next_start: float = 0.0  # monotonic time before which no worker starts
     _any_ready: bool = False  # whether any worker has ever been ready
-    _next_look: float = 0.0
 
-    def run(self, queue: WorkQueue) -> None:
+    def run(self, partitions: WorkQueue) -> None:
         """Compute all partitions, and return when each of them is written or quarantined.
 
         Raises:
@@ -78,7 +78,7 @@ class Pool:
             ClusterError: if no worker starts; a worker's own MixedNutsError is passed on unchanged.
             StoreError: if no worker can read or write the storage.
         """
-        self._queue, self._last_ready = queue, time.monotonic()
+        self._queue, self._last_ready = partitions, time.monotonic()
         self._failures = Failures(Store(self.spec.run_uri), self.task.stage, self.settings.compute.max_tries)
         try:
             while n_left := self._n_left():
@@ -86,7 +86,8 @@ class Pool:
                 self._start_workers(n_left)
                 for slot in self._idle():
                     self._give(slot)
-                for slot, call in self._wait():
+                with suppress(queue.Empty):
+                    slot, call = self._completed.get(timeout=_LOOK_SECONDS)
                     if slot in self._slots:  # otherwise the worker was ended during the call
                         self._settle(slot, call)
                 self._kill_overdue()
@@ -97,7 +98,6 @@ class Pool:
         finally:
             for slot in list(self._slots):
                 self._end(slot)
-            self._next_look = 0.0
             self._look(self._n_left())
         self._failures.raise_if_quarantined()
 
@@ -111,10 +111,7 @@ class Pool:
         return [slot for slot in self._ready() if not slot.method]
 
     def _look(self, n_left: int) -> None:
-        """Report the numbers of workers and export the metrics, every few seconds."""
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _LOOK_SECONDS
+        """Report the numbers of workers and export the metrics."""
         n_ready, requested = len(self._ready()), self.settings.n_workers
         self.on_look(n_ready, requested)
         numbers = {"partitions_left": n_left, "workers_ready": n_ready, "workers_requested": requested}
@@ -160,16 +157,6 @@ class Pool:
         slot.method, slot.since = method, time.monotonic()
         slot.worker.call(method, *arguments).add_done_callback(lambda call: self._completed.put((slot, call)))
 
-    def _wait(self) -> "list[tuple[_Slot, Future[Any]]]":
-        """Return the completed calls and their workers, after waiting for the first one."""
-        try:
-            completed = [self._completed.get(timeout=_LOOK_SECONDS)]
-        except queue.Empty:
-            return []
-        while not self._completed.empty():
-            completed.append(self._completed.get())
-        return completed
-
     def _settle(self, slot: _Slot, call: "Future[Any]") -> None:
         """Process the result or the exception of a worker's call, and make the next call that follows from it."""
         method, slot.method = slot.method, ""
@@ -179,7 +166,7 @@ class Pool:
             slot.place = call.result()
             self._begin(slot, "ready")
         elif method == "ready":
-            slot.pass_seconds, self._any_ready, self._next_look = call.result(), True, 0.0
+            slot.pass_seconds, self._any_ready = call.result(), True
             self._starts.succeeded(slot.node)
             logger.info("%s: a worker is ready", self.task.stage, extra={"node": slot.node, **self.settings.placement})
         elif slot.partition is not None:
