@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,9 @@ class Workbench:
         networks: "rob" and, if the run has two classifiers, "std", on the device.
     """
 
+    model: nn.Module  # the task's mixed classifier, or the robust classifier if the task has none
+    model_name: Literal["mixed", "rob"]  # the name of `model` in summaries and columns
+
     def __init__(
         self, spec: WorkerSpec, networks: Mapping[str, nn.Module], store: Store, dataset: Dataset, device: torch.device
     ) -> None:
@@ -63,9 +66,7 @@ class Workbench:
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the current and the prefetched partitions
         self._settled: tuple[BatchShape, DeviceSettings] | None = None
         self._rows = ""  # the folder of the current task's rows
-        self._mixture: Mixture | None = None  # describes the current task's mixed classifier
         self._engines: dict[str, Scheduler] = {}  # the current task's, by the name of the attacked network
-        self._model: MixedClassifier | None = None  # the current task's mixed classifier
         self._prefetched: Sequence[Partition] = ()
 
     @property
@@ -88,19 +89,6 @@ class Workbench:
     def stored(self, partition: Partition, stage: str, content_hash: str, column: str) -> Tensor:
         """Return a column of another stage's file, on the device; errors as in `read_columns`."""
         return read_columns(self.store, stage, [partition], content_hash, [column])[column].to(self.device)
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the task's mixed classifier, or the robust classifier if the task has none."""
-        if self._mixture is None:
-            return self.rob
-        self._model = self._model or self.mixed(self._mixture)
-        return self._model
-
-    @property
-    def model_name(self) -> str:
-        """Return the name of `model` in summaries and columns: "mixed" or "rob"."""
-        return "mixed" if self._mixture else "rob"
 
     def mixed(self, mixture: Mixture) -> MixedClassifier:
         """Return a mixed classifier of the run's two classifiers, on the device."""
@@ -161,7 +149,8 @@ class Workbench:
     ) -> Iterator[None]:
         """Set up the tools for a partition of the folder `rows`, which the block computes; engines may prefetch."""
         if rows != self._rows:
-            self._engines, self._model, self._mixture, self._rows = {}, None, mixture, rows
+            self._engines, self._rows = {}, rows
+            self.model, self.model_name = (self.mixed(mixture), "mixed") if mixture else (self.rob, "rob")
         self._read = {each: images for each, images in self._read.items() if each in (partition, *prefetched)}
         self._prefetched = prefetched
         token = partial_results.set(False)  # an interrupted attack would be stored as if it were complete
