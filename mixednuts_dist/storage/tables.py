@@ -1,9 +1,8 @@
 """Write and read the Parquet files of a run: the rows of the stages, one per image, and the candidates of a search.
 
-The footer of a file with rows contains the summary of the partition. The key-value metadata of every file contains two
-checksums: `mixednuts` has the sha256 of the bytes before the footer, and `mixednuts.sha256` that of the footer with 64
-zeros instead of this value. The last bytes of a file are therefore enough to verify its footer. If only some columns
-are read, the checksums of Parquet's pages verify them.
+The footer holds the summary of the partition, the sha256 of the bytes before it (`mixednuts`), and its own sha256
+(`mixednuts.sha256`), computed with 64 zeros instead of this value. So the last bytes of a file are enough to verify its
+footer, and the checksums of Parquet's pages verify columns that are read alone.
 
 Shapes: B images of one partition, N of the run, K classes.
 """
@@ -95,18 +94,18 @@ def _parquet(table: pa.Table, n_rows_per_group: int, metadata: Mapping[str, Any]
         metadata = {**metadata, "n_bytes": len(before), "sha256": hashlib.sha256(before).hexdigest()}
         writer.add_key_value_metadata({_METADATA: json.dumps(metadata), _SHA256: _ZEROS})
     content = sink.getvalue()
-    start = _footer_start(content)
-    return content[:start] + content[start:].replace(_ZEROS, hashlib.sha256(content[start:]).hexdigest().encode())
+    footer = content[-_footer_size(content) :]
+    return before + footer.replace(_ZEROS, hashlib.sha256(footer).hexdigest().encode())
 
 
-def _footer_start(end: Bytes) -> int:
-    return len(end) - 8 - int.from_bytes(end[-8:-4], "little")
+def _footer_size(end: Bytes) -> int:
+    return int.from_bytes(end[-8:-4], "little") + 8
 
 
 def _metadata(end: Bytes) -> tuple[dict[str, Any], int]:
     """Return the metadata and the size of a file, from its last bytes; damaged bytes raise one of `_UNREADABLE`."""
     pairs = pq.ParquetFile(pa.BufferReader(end)).metadata.metadata
-    footer = bytes(end[_footer_start(end) :])
+    footer = bytes(end[-_footer_size(end) :])
     if hashlib.sha256(footer.replace(pairs[_SHA256], _ZEROS)).hexdigest().encode() != pairs[_SHA256]:
         raise ValueError("its footer is not the one that was written")
     metadata: dict[str, Any] = json.loads(pairs[_METADATA])
@@ -134,7 +133,7 @@ def finished_rows(store: Store, path: str, content_hash: str, partition: Partiti
 def _read_end(store: Store, path: str) -> bytes:
     """Return the last bytes of a file, which hold its footer."""
     end = store.read(path, -_END_BYTES)
-    needed = len(end) - _footer_start(end)
+    needed = _footer_size(end)
     return store.read(path, -needed) if len(end) == _END_BYTES < needed else end
 
 
@@ -186,7 +185,28 @@ def read_columns(
     import torch
 
     def read(wanted: tuple[Partition, Tensor]) -> dict[str, Tensor]:
-        return _read_partition(store, rows_folder(stage, content_hash), *wanted, content_hash, columns)
+        """Read the needed ranges of a partition's file or, if that fails, all of it."""
+        partition, rows = wanted
+        path = f"{rows_folder(stage, content_hash)}/{partition.file_name}"
+
+        def decoded(content: Bytes) -> dict[str, Tensor]:
+            if _summary_in(content, content_hash, partition) is None:
+                raise ValueError(f"it does not hold {partition} of {content_hash}")
+            return _decoded(content, rows, columns)
+
+        try:
+            values = decoded(_needed_bytes(store, path, rows, columns))
+        except _UNREADABLE:  # the transfer may have damaged the bytes, because S3 protects only reads of whole files
+            content = store.read(path)
+            if problem := table_problem(content):
+                raise damaged(store.address(path), problem, content) from None
+            try:
+                values = decoded(content)
+            except _UNREADABLE as error:
+                raise ContentHashMismatch(f"{store.address(path)} is not what this run needs: {error}") from error
+        if problem := next(filter(None, map(unusable_values, values, values.values())), None):
+            raise damaged(store.address(path), problem, store.read(path))
+        return values
 
     rows_of = [
         (partition, torch.arange(len(partition)) if sample_ids is None else rows_among(sample_ids, partition))
@@ -196,33 +216,6 @@ def read_columns(
     return {name: torch.cat([part.pop(name) for part in found]) for name in columns}
 
 
-def _read_partition(
-    store: Store, folder: str, partition: Partition, rows: Tensor, content_hash: str, columns: Sequence[str]
-) -> dict[str, Tensor]:
-    """Return columns of a partition's rows from the needed ranges of its file or, if that fails, from all of it."""
-    path = f"{folder}/{partition.file_name}"
-    address = store.address(path)
-
-    def decoded(content: Bytes) -> dict[str, Tensor]:
-        if _summary_in(content, content_hash, partition) is None:
-            raise ValueError(f"it does not hold {partition} of {content_hash}")
-        return _decoded(content, rows, columns)
-
-    try:
-        values = decoded(_needed_bytes(store, path, rows, columns))
-    except _UNREADABLE:  # the transfer may have damaged the bytes, because S3 protects only reads of whole files
-        content = store.read(path)
-        if problem := table_problem(content):
-            raise damaged(address, problem, content) from None
-        try:
-            values = decoded(content)
-        except _UNREADABLE as error:
-            raise ContentHashMismatch(f"{address} is not what this run needs: {error}") from error
-    if problem := next(filter(None, map(unusable_values, values, values.values())), None):
-        raise damaged(address, problem, store.read(path))
-    return values
-
-
 def _needed_bytes(store: Store, path: str, rows: Tensor, columns: Sequence[str]) -> Bytes:
     """Return a file's bytes. Only the end and the needed row groups and columns are read; the other bytes are zeros."""
     end = _read_end(store, path)
@@ -230,7 +223,7 @@ def _needed_bytes(store: Store, path: str, rows: Tensor, columns: Sequence[str])
     if n_bytes <= len(end):
         return end
     content, metadata = bytearray(n_bytes), pq.ParquetFile(pa.BufferReader(end)).metadata
-    for group in map(metadata.row_group, _groups(rows)):
+    for group in map(metadata.row_group, np.unique(rows.numpy() // _ROWS_PER_GROUP).tolist()):
         chunks = [group.column(i) for i in range(group.num_columns)]
         chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
         starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
@@ -241,20 +234,12 @@ def _needed_bytes(store: Store, path: str, rows: Tensor, columns: Sequence[str])
     return content
 
 
-def _groups(rows: Tensor) -> list[int]:
-    """Return the row groups that hold these rows, in ascending order."""
-    return sorted({row // _ROWS_PER_GROUP for row in rows.tolist()})
-
-
 def _decoded(content: Bytes, rows: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
     """Return columns of some rows; damaged bytes raise one of `_UNREADABLE`."""
-    import torch
-
-    groups = _groups(rows)
+    groups, nth_group = np.unique(rows.numpy() // _ROWS_PER_GROUP, return_inverse=True)
     parquet = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-    table = parquet.read_row_groups(groups, columns=list(columns))
-    n_before = torch.searchsorted(torch.tensor(groups), rows // _ROWS_PER_GROUP) * _ROWS_PER_GROUP
-    places = n_before + rows % _ROWS_PER_GROUP
+    table = parquet.read_row_groups(groups.tolist(), columns=list(columns))
+    places = nth_group * _ROWS_PER_GROUP + rows.numpy() % _ROWS_PER_GROUP
     return {name: to_tensor(table.column(name), table.schema.field(name))[places] for name in columns}
 
 
