@@ -79,7 +79,7 @@ def search(given: Invocation, betas: str | None) -> None:
 
 
 @command(
-    "evaluate mine.yaml --local --set evaluate.preset=fast",
+    "evaluate mine.yaml --local --set preset=fast",
     "evaluate mine.yaml --adv-images x_adv.pt",
     interrupted=RESUMES,
 )

@@ -49,9 +49,6 @@ class AttackConfig(Section):
 class EvaluateConfig(Section):
     """The adaptive AutoAttack on the mixed classifier."""
 
-    preset: Literal["standard", "fast"] = Field(default="standard", exclude=True)
-    """Set of default values for the keys below. `fast`, for a first look, takes about a tenth of the passes and is not
-    AutoAttack."""
     attacks: tuple[Annotated[str, Registered(ATTACKS)], ...] = Field(
         default=("apgd-ce", "apgd-t", "fab-t", "square"), min_length=1
     )
@@ -83,17 +80,15 @@ class EvaluateConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_preset(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping):
+    def _of_version(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or content.get("version", "standard") == "standard":
             return content
-        if content.get("version", "standard") != "standard":
-            version = version_named(str(content["version"]))
-            named, fast = version.attacks, content.get("preset") == "fast"
-            if tuple(content.get("attacks", named)) != named or fast:
-                other = "preset: fast" if fast else "attacks"
-                raise ValueError(f"version: {content['version']} defines which attacks run. Remove version or {other}")
-            content = {"eot": version.eot, **content, "attacks": named}
-        return {**FAST, **content} if content.get("preset") == "fast" else content
+        version = version_named(str(content["version"]))
+        if tuple(content.get("attacks", version.attacks)) != version.attacks:
+            raise ValueError(
+                f"version: {content['version']} defines which attacks run. Remove version, or attacks and preset: fast"
+            )
+        return {"eot": version.eot, **content, "attacks": version.attacks}
 
     @model_validator(mode="after")
     def _check(self) -> "EvaluateConfig":

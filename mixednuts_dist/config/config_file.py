@@ -3,14 +3,14 @@
 import json
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 from ..errors import ConfigError, redacted
 
-_LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
-_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # what PyYAML raises for `!!int ''`
+# PyYAML raises these errors for `!!int ''`, for deeply nested lists, and so on.
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
 def shortened(value: object, length: int = 80) -> str:
@@ -29,24 +29,21 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file.
 
     Raises:
-        ConfigError: in one line, if the file is missing, too large, not UTF-8, not YAML (with line and column), not a
-            mapping, or if it contains a key twice.
+        ConfigError: in one line, if the file is missing, not UTF-8, not YAML (with line and column), not a mapping, or
+            if it contains a key twice.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
+            found = read_yaml(file, str(path))
     except OSError as error:
         reason = f"{error.strerror}. Working folder: {Path.cwd()}"
         raise ConfigError(f"{path}: no configuration file can be read here: {reason}") from error
-    if len(content) > _LARGEST_FILE:
-        raise ConfigError(f"{path}: a configuration has at most {_LARGEST_FILE:,} bytes. Is it another file?")
-    found = read_yaml(content, str(path))
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold keys and values; it holds {type(found).__name__}")
     return found
 
 
-def read_yaml(text: str | bytes, source: str) -> Any:
+def read_yaml(text: str | bytes | BinaryIO, source: str) -> Any:
     """Return the value of a YAML text. Raises as `read_yaml_file`, with messages that begin with `source`."""
     try:
         return _Loader(text).get_single_data()
@@ -56,8 +53,6 @@ def read_yaml(text: str | bytes, source: str) -> Any:
         problem = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
     except yaml.reader.ReaderError as error:
         problem = f"character {error.position + 1} is {error.character:#x}, which is not UTF-8 text"
-    except RecursionError:
-        problem = "its lists and keys are nested too deeply"
     except _UNREADABLE as error:
         problem = f"a value cannot be read: {error}"
     raise ConfigError(f"{source}: not readable as YAML: {problem}")

@@ -153,13 +153,13 @@ def test_the_run_id_follows_the_results_and_nothing_else() -> None:
 
 
 def test_preset_sets_keys_that_others_override() -> None:
-    fast = parse_config(changed("evaluate.preset", "fast"))
+    fast = parse_config(changed("preset", "fast"))
     chosen = fast.evaluate.model_dump(mode="json")
     assert {key: chosen[key] for key in FAST} == FAST
-    assert fast.run_id() == parse_config(changed("evaluate", FAST)).run_id() != parse_config(MINIMAL).run_id()
-    assert parse_config(changed("evaluate.preset", "standard")).run_id() == parse_config(MINIMAL).run_id()
-    assert fast.attack_determinants() == parse_config(MINIMAL).attack_determinants()
-    longer = parse_config(changed("evaluate", {"preset": "fast", "n_iter": 70})).evaluate
+    by_hand = {"attack": {"n_iter": 100, "n_target_classes": 3}, "evaluate": FAST}
+    assert fast.run_id() == parse_config({**MINIMAL, **by_hand}).run_id() != parse_config(MINIMAL).run_id()
+    assert parse_config(changed("preset", "standard")).run_id() == parse_config(MINIMAL).run_id()
+    longer = parse_config({**MINIMAL, "preset": "fast", "evaluate": {"n_iter": 70}}).evaluate
     assert (longer.n_iter, longer.attacks) == (70, tuple(FAST["attacks"]))
     assert fast.evaluate.notes != [] == longer.notes
 
@@ -197,7 +197,7 @@ def test_all_betas_contain_the_deployed_one() -> None:
 
 def test_the_fast_preset_of_a_run_is_that_of_its_attacks() -> None:
     config = parse_config({**MINIMAL, "preset": "fast", "attack": {"n_iter": 7}})
-    by_hand = {"attack": {"n_iter": 7, "n_target_classes": 3}, "evaluate": {"preset": "fast"}}
+    by_hand = {"attack": {"n_iter": 7, "n_target_classes": 3}, "evaluate": FAST}
     assert config.run_id() == parse_config({**MINIMAL, **by_hand}).run_id()
     assert config.with_changes(seed=1).attack.n_iter == 7
     assert parse_config(config.model_dump(mode="json")).run_id() == config.run_id()

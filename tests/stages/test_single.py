@@ -66,7 +66,7 @@ def test_the_json_and_the_page_know_of_no_mixture(finished) -> None:
 
 
 def test_fast_run_is_not_called_autoattack(tmp_path: Path, local_executor: Any) -> None:
-    fast = ["evaluate.preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
+    fast = ["preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
     config = load_config(EXAMPLE, fast)
     results = pipeline.run(config, executor=local_executor)
     (note,) = config.evaluate.notes
