@@ -118,6 +118,8 @@ def in_words(error: Exception, address: str) -> str:
         (no_host, f"its host has no address ({shown}). Correct AWS_ENDPOINT_URL, the profile or `storage`"),
         (True, f"the storage refused ({type(error).__name__}: {shown})"),
     ]  # fmt: skip
+    if has_no_bucket(error):
+        address = "/".join(address.split("/")[:3])
     return f"{address}: {next(what for applies, what in causes if applies)}"
 
 

@@ -51,7 +51,7 @@ def test_check_asks_for_the_bucket_before_anything_is_loaded(tmp_path: Path, obj
     file = str(tiny_file(tmp_path, storage="s3://no-such-bucket/runs"))
     status, shown = mixednuts("check", file)
     assert status == 1
-    assert "storage: s3://no-such-bucket/runs: there is no such place" in shown
+    assert "storage: s3://no-such-bucket: there is no such place" in shown
     assert "Create the bucket or folder, or correct `storage`" in shown
     assert "trying the classifiers" not in shown
     status, shown = mixednuts("check", file, "--set", f"storage={object_store.uri('empty')}")

@@ -139,7 +139,7 @@ def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong0wrong0wrong"}, "bucket", "access denied .*Check the credentials"),
         ({"AWS_ACCESS_KEY_ID": "nobody"}, "bucket", "access denied .*Check the credentials"),
-        ({}, "no-such-bucket", "s3://no-such-bucket/run/file: there is no such place .*Create the bucket"),
+        ({}, "no-such-bucket", "s3://no-such-bucket: there is no such place .*Create the bucket"),
         ({"AWS_ENDPOINT_URL": "http://nowhere.invalid:9000"}, "bucket", "Correct AWS_ENDPOINT_URL"),
         ({"AWS_ENDPOINT_URL": "nowhere"}, "bucket", "Invalid endpoint"),
         ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "bucket", "no usable credentials .*AWS_PROFILE"),
