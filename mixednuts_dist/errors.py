@@ -65,10 +65,7 @@ class ContentHashMismatch(StoreError):
 class DamagedFile(ContentHashMismatch):
     """A stored file has changed since it was written. It is quarantined (renamed) and computed again by the next run.
 
-    Args:
-        message: what is wrong.
-        address: the address of the file.
-        content: the bytes that were read. The file is quarantined only if it still has the same bytes.
+    It is quarantined only if it still has the `content` that was read.
     """
 
     def __init__(self, message: str, address: str = "", content: bytes = b"") -> None:

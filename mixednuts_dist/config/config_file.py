@@ -28,9 +28,8 @@ def shortened(value: object, length: int = 80) -> str:
 def read_yaml_file(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file.
 
-    Raises:
-        ConfigError: in one line, if the file is missing, not UTF-8, not YAML (with line and column), not a mapping, or
-            if it contains a key twice.
+    ConfigError, in one line, if the file is missing, not UTF-8, not YAML (with line and column), not a mapping, or if
+    it contains a key twice.
     """
     try:
         with path.open("rb") as file:
@@ -75,11 +74,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
 
 
 def read_json(content: bytes) -> Any:
-    """Return the value of a JSON file of a run.
-
-    Raises:
-        ValueError: if it is not JSON, or is nested too deeply.
-    """
+    """Return the value of a JSON file of a run; ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError as error:

@@ -91,11 +91,7 @@ class Register(Generic[T]):
         return tuple(self.entries())
 
     def check(self, name: str) -> str:
-        """Return `name` if it is registered.
-
-        Raises:
-            InvalidInputError: if it is not. The message lists the valid names.
-        """
+        """Return `name`, or raise an InvalidInputError that lists the valid names if it is not registered."""
         if name not in self.entries():
             raise InvalidInputError(unknown_name(self.kind, name, self.names()))
         return name
@@ -145,8 +141,7 @@ STUDIES: Register[Any] = Register("STUDIES", "study", "studies")
 def load_extensions(files: Iterable[str]) -> dict[str, str]:
     """Import the Python files, each once per process and content, and return file -> sha256 of its content.
 
-    Raises:
-        ConfigError: if a file does not exist or cannot be imported.
+    ConfigError if a file does not exist or cannot be imported.
     """
     return {file: _load(Path(file)) for file in files}
 
@@ -154,8 +149,7 @@ def load_extensions(files: Iterable[str]) -> dict[str, str]:
 def require_extensions(expected: Mapping[str, str], find: Callable[[str], str] = str) -> None:
     """Import in a worker the files that the driver imported (file -> sha256), at the paths that `find` returns.
 
-    Raises:
-        ConfigError: if a file is missing here, cannot be imported, or has another content.
+    ConfigError if a file is missing here, cannot be imported, or has another content.
     """
     for file, expects in expected.items():
         sha256 = _load(Path(find(file)))
@@ -186,8 +180,7 @@ def _load(path: Path) -> str:
 def import_file(name: str, path: Path) -> ModuleType:
     """Import a Python file as the module `name`, under which other processes unpickle its objects.
 
-    Raises:
-        ImportError: if it is not a Python file, or another error that the file raises.
+    ImportError if it is not a Python file, or another error that the file raises.
     """
     if path.suffix != ".py":
         raise ImportError(f"{path} is not a Python file")
@@ -195,18 +188,16 @@ def import_file(name: str, path: Path) -> ModuleType:
     module.__file__ = str(path)
     try:  # without a bytecode cache, which misses an edit in the same second that keeps the file's size
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102, as any import does
-    except ModuleNotFoundError as error:
+    except BaseException as error:
         _forget(name)
-        folder, top = path.resolve().parent, str(error.name).partition(".")[0]
-        if not ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
+        folder, top = path.resolve().parent, str(getattr(error, "name", "")).partition(".")[0]
+        is_beside = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+        if not (isinstance(error, ModuleNotFoundError) and is_beside):
             raise
         raise ImportError(
             f"{error}. It is next to {path.name}: export PYTHONPATH={folder}, or move the required code into "
             f"{path.name}, because a run keeps only a copy of {path.name}"
         ) from error
-    except BaseException:
-        _forget(name)
-        raise
     return module
 
 

@@ -198,11 +198,7 @@ class RunConfig(Section):
 
     @property
     def required_std(self) -> ClassifierSource:
-        """The standard classifier.
-
-        Raises:
-            ConfigError: if the run has none.
-        """
+        """The standard classifier; ConfigError if the run has none."""
         if self.std is None:
             raise ConfigError(
                 f"{self.name}: `std` is missing, and a mixed classifier needs `std` and `rob`. With `rob` alone, use "
@@ -213,7 +209,7 @@ class RunConfig(Section):
     def determinants(self) -> dict[str, Any]:
         """Return what determines the results: the content of extensions, and all keys except those that change no row.
 
-        The cross-check and the optional stages are left out, because their content hashes include their own keys.
+        The content hashes of the cross-check and of the optional stages include their own keys.
         """
         left_out: dict[str, Any] = {
             **dict.fromkeys(self.added_stages(), True),
@@ -259,8 +255,7 @@ def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
 def stages_with_keys() -> list[str]:
     """Return the registered stages that a configuration requests by a key.
 
-    Raises:
-        ConfigError: if the stage of an extension has the name of another key, or of a folder that every run has.
+    ConfigError if the stage of an extension has the name of another key, or of a folder that every run has.
     """
     own = [name for name, entry in STAGES.entries().items() if entry.home.startswith("mixednuts_dist.")]
     for name in STAGES.names():

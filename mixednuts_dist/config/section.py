@@ -64,19 +64,14 @@ class Section(BaseModel):
         return value
 
     def with_changes(self, **changes: Any) -> Self:
-        """Return the section with some keys changed, after the checks that apply to a file.
-
-        Raises:
-            ConfigError: for a value that is not valid in the file.
-        """
+        """Return the section with some keys changed; ConfigError for a value that is not valid in the file."""
         return self.checked({**{key: getattr(self, key) for key in type(self).model_fields}, **changes})
 
     @classmethod
     def checked(cls, content: Mapping[str, Any], prefix: str = "", find: Callable[[str], str] = str) -> Self:
         """Validate these values, and locate their paths by `find`. By default, paths are kept as written.
 
-        Raises:
-            ConfigError: with one line per mistake, which begins with `prefix` and the key.
+        The ConfigError has one line per mistake, which begins with `prefix` and the key.
         """
         try:
             return cls.model_validate(content, context={"find": find})

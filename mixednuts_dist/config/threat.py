@@ -57,20 +57,15 @@ class ThreatModel:
 
 
 def check_threat(threat: Any) -> None:
-    """Check that an argument is a threat model.
-
-    Raises:
-        InvalidInputError: for another type, with a call that makes a threat model.
-    """
+    """Raise an InvalidInputError, with a call that makes a threat model, if the argument is not one."""
     if not isinstance(threat, ThreatModel):
         raise InvalidInputError(f"threat={threat!r} is {type(threat).__name__}; give ThreatModel('Linf', 8 / 255)")
 
 
 def check_norm(attacks: Iterable[str], norm: str) -> None:
-    """Check that the attacks support a norm. An entry of `ATTACKS` without the fact `norms` supports all of them.
+    """Raise a ThreatModelError unless the attacks support a norm.
 
-    Raises:
-        ThreatModelError: with the attack, the norms that it supports, and the attacks that support this norm.
+    An entry of `ATTACKS` without the fact `norms` supports all of them.
     """
     entries = ATTACKS.entries()
     fitting = [name for name, entry in entries.items() if norm in entry.facts.get("norms", (norm,))]

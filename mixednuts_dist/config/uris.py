@@ -155,8 +155,7 @@ class Source(Located):
     def open(self, key: str) -> Any:
         """Check the source and open it: images, or a torch module.
 
-        Args:
-            key: the key of the configuration, for messages: "data.uri", "std" or "rob".
+        Messages name the `key` of the configuration: "data.uri", "std" or "rob".
 
         Raises:
             DatasetError, BaseClassifierError: if it cannot be opened.
@@ -177,11 +176,7 @@ class Source(Located):
             raise self.error(f"{key}={self!r} cannot be opened: {reason}{where}") from error
 
     def check(self, key: str) -> None:
-        """Check the form and the files of the URI; `key` as in `open`.
-
-        Raises:
-            DatasetError, BaseClassifierError: for an unknown form (with the valid ones) or option, or a missing file.
-        """
+        """Check the form, the options and the files of the URI; `key` and errors as in `open`."""
         if self.given is not None:
             return
         entry = self.entry
@@ -331,10 +326,7 @@ def beside(folder: str | Path) -> Find:
 
 
 def travelled(working_folder: str) -> Find:
-    """Return a function that finds a path of the driver on the machine of a worker.
-
-    It looks in the working folder of the driver, and otherwise in that of the worker, to which Ray copies a job.
-    """
+    """Return a function that finds a path of the driver on the machine of a worker, to which Ray copies a job."""
     if not working_folder or Path(working_folder) == Path.cwd():
         return str
     in_folder = beside(working_folder)

@@ -29,11 +29,7 @@ VERSIONS = {
 
 
 def version_named(name: str) -> Version:
-    """Return the version of that name.
-
-    Raises:
-        InvalidInputError: for an unknown name, with the valid ones.
-    """
+    """Return the version of that name, or raise an InvalidInputError that lists the valid names."""
     if name not in VERSIONS:
         raise InvalidInputError(unknown_name("version", name, VERSIONS))
     return VERSIONS[name]

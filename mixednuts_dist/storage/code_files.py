@@ -27,13 +27,9 @@ def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def places(store: Store, kept: Mapping[str, str], folder: str) -> Callable[[str], str]:
-    """Return a function that finds the paths of a run's configuration on this machine.
+    """Return a function that finds the paths of a configuration in `folder` on this machine.
 
-    The original file is used if its content has not changed, otherwise the copy in the run.
-
-    Args:
-        kept: from `keep_code`.
-        folder: the folder of the configuration.
+    The original file is used if its content has not changed, otherwise the copy in the run, which `keep_code` made.
     """
     original = beside(folder) if folder else str
 
@@ -47,11 +43,7 @@ def places(store: Store, kept: Mapping[str, str], folder: str) -> Callable[[str]
 
 
 def code_of(store: Store, path: str) -> bytes:
-    """Return the content of a copied file; `path` is its path in the run.
-
-    Raises:
-        DamagedFile: if the copy has changed since it was written.
-    """
+    """Return the content of a copy (path in the run); DamagedFile if it has changed since it was written."""
     content = store.read(path)
     if _digest(content) != path.split("/")[1]:
         message = f"{store.address(path)} is damaged: its content does not match the name of its folder"

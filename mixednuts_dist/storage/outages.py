@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from ..errors import StoreError
+from ..errors import StoreError, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
             waited = time.monotonic() - started
             if waited >= patience_seconds:
                 raise StoreError(
-                    f"{address}: no answer for {waited:.0f} s ({_one_line(error)}). Finished partitions are kept: "
+                    f"{address}: no answer for {waited:.0f} s ({reason_of(error)}). Finished partitions are kept: "
                     "the same command resumes from them once the storage answers"
                 ) from error
             tries += 1
             level = logging.WARNING if tries == 1 else logging.INFO
-            logger.log(level, "%s: try %d failed (%s); trying again", address, tries, _one_line(error))
+            logger.log(level, "%s: try %d failed (%s); trying again", address, tries, reason_of(error))
             wait = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT, patience_seconds - waited)
             time.sleep(wait * random.SystemRandom().uniform(0.5, 1))
 
@@ -100,7 +100,7 @@ def has_no_bucket(error: Exception) -> bool:
 
 def in_words(error: Exception, address: str) -> str:
     """Return the message for a storage error at `address`, with the next step."""
-    shown, code = _one_line(error), _answer(error)[1]
+    shown, code = reason_of(error), _answer(error)[1]
     number = error.errno if isinstance(error, OSError) else None
     now = datetime.now(UTC).isoformat(timespec="seconds")
     no_host = any(isinstance(cause, socket.gaierror) for cause in _causes(error))
@@ -149,7 +149,3 @@ def _connection_errors() -> tuple[type[BaseException], ...]:
 
     corrupted = ChecksumError, FlexibleChecksumError, IncompleteReadError  # the response was damaged on the way
     return (ConnectionError, TimeoutError, *corrupted, *S3_RETRYABLE_ERRORS)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -61,10 +61,7 @@ def rows_among(sample_ids: Tensor, partition: Partition) -> Tensor:
 
 
 def partition_size_of(n_images: int, configured: int | None) -> int:
-    """Return the configured number of images per partition or, by default, 32, and 16 for up to 512 images.
-
-    The smaller partitions make the progress of small runs visible.
-    """
+    """Return the configured number of images per partition or, by default, 32, and 16 for up to 512 images."""
     return configured or (_SMALL_SIZE if n_images <= _SMALL_SET else _SIZE)
 
 

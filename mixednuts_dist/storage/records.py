@@ -27,11 +27,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def from_plain(kind: Callable[..., Record], content: object) -> Record:
-    """Return an object of type `kind` from the content of a JSON file. Unknown fields of a later release are ignored.
-
-    Raises:
-        ValueError: if a value has the wrong type.
-    """
+    """Return an object of type `kind` from the content of a JSON file; ValueError if a value has the wrong type."""
     try:
         found: Record = _adapter(kind).validate_python(content)
         return found

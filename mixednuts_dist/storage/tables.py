@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
+from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact, reason_of
 from .partitions import Partition, rows_among, rows_folder
 from .records import AttackRecords, EvaluateRecords, PartitionSummary, from_plain
 from .store import Store, concurrently
@@ -41,9 +41,6 @@ _END_BYTES = 2**16  # holds the footer of a partition of any usual size
 _UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 
 Bytes = bytes | bytearray
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def encode_table(columns: Mapping[str, Tensor], content_hash: str, summary: PartitionSummary) -> bytes:
@@ -82,9 +79,6 @@ def candidates_table(selection: Selection) -> bytes:
     return _parquet(table, len(table), {})
 
 
-# --- checksums and footers --------------------------------------------------------------------------------------------
-
-
 def _parquet(table: pa.Table, n_rows_per_group: int, metadata: Mapping[str, Any]) -> bytes:
     """Return a Parquet file with this metadata and its checksums."""
     sink = io.BytesIO()
@@ -117,17 +111,9 @@ def table_problem(content: Bytes) -> str | None:
     try:
         metadata, n_bytes = _metadata(content)
     except _UNREADABLE as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return f"{type(error).__name__}: {reason_of(error)}"
     same = len(content) == n_bytes and hashlib.sha256(content[: metadata["n_bytes"]]).hexdigest() == metadata["sha256"]
     return None if same else "its bytes are not those that were written"
-
-
-def finished_rows(store: Store, path: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
-    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows."""
-    try:
-        return _summary_in(_read_end(store, path), content_hash, partition)
-    except MissingArtifact:
-        return None
 
 
 def _read_end(store: Store, path: str) -> bytes:
@@ -147,6 +133,14 @@ def _summary_in(end: Bytes, content_hash: str, partition: Partition) -> Partitio
         return None
 
 
+def finished_rows(store: Store, path: str, content_hash: str, partition: Partition) -> PartitionSummary | None:
+    """Return the summary of a partition's file; None if it is missing, damaged or holds other rows."""
+    try:
+        return _summary_in(_read_end(store, path), content_hash, partition)
+    except MissingArtifact:
+        return None
+
+
 def create_whole(
     store: Store, path: str, content: bytes, content_hash: str, partition: Partition
 ) -> PartitionSummary | None:
@@ -163,9 +157,6 @@ def create_whole(
             return existing
         store.set_aside(path, hashlib.sha256(found).hexdigest())
     return None
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_columns(
@@ -283,9 +274,6 @@ def read_evaluate_records(
     values = read_columns(store, stage, partitions, content_hash, columns).values()
     ids, labels, clean, attacked, robust, *after = values
     return EvaluateRecords(ids, labels, clean, attacked, robust, dict(zip(attacks, after, strict=True)))
-
-
-# --- columns ----------------------------------------------------------------------------------------------------------
 
 
 def _to_arrow(values: Tensor) -> Any:
