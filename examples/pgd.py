@@ -38,7 +38,7 @@ class PgdSteps(Stepper[PgdState]):
         return ITERATIONS + 1
 
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
-        state.x_adv[slots] = batch.random_start(self.ball)
+        state.x_adv[slots] = batch.start(self.ball)
 
     def ask(self, state: PgdState) -> Tensor:
         return state.x_adv

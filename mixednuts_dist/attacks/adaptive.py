@@ -41,9 +41,8 @@ def autoattack(
     """Run AutoAttack (Croce & Hein 2020) on a classifier, each attack on the images that are not broken yet.
 
     Attacks on a `MixedClassifier` are adaptive: they follow the gradient of its surrogate f_aux (equation 7), and the
-    mixed classifier itself decides whether an image is broken. Its "apgd-t" ends with the joint attack
-    (`AttackBudget.joint_starts`; 0 leaves it out) unless "joint" is among the attacks. A keyboard interrupt returns
-    what is verified by then; `decided` marks the images whose attacks were complete.
+    mixed classifier itself decides whether an image is broken. Its "apgd-t" ends with the joint attack unless "joint"
+    is among the attacks. A keyboard interrupt returns what is verified by then (`AttackResult.decided`).
 
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), K >= 2, in evaluation mode, with its normalization

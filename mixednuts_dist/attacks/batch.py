@@ -89,8 +89,6 @@ class Batch:
         self.waiting = [job for job in self.waiting if job.is_open]
         self._free([slot for slot, job in self.running.items() if not job.is_open])
 
-    # A step
-
     @property
     def _takes_gradient(self) -> bool:
         every = self.stepper.gradient_every
@@ -151,8 +149,6 @@ class Batch:
             job.n_passes = n_passes[slot]
         self._free(ended)
         return queued
-
-    # Slots
 
     def _fill(self) -> None:
         """Choose the smallest batch shape that holds all runs, and give free slots to waiting runs."""

@@ -13,7 +13,6 @@ dual norm.
 Shapes: S slots, B images of C x H x W with D pixels, K classes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -118,7 +117,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
-        start = batch.random_start(type(self.ball)(START * self.ball.eps))
+        start = type(self.ball)(START * self.ball.eps).random_start(batch.x, batch.keys)
         copy_rows(start, batch.x, sent([not run.restart for run in batch.runs], slots).bool())
         state.x_now[slots] = start
         state.number[slots], state.checking[slots] = 0, False
@@ -182,32 +181,24 @@ def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) ->
     If the plane does not meet the box [0, 1], t + d is the corner of the box that is nearest to the plane.
 
     Let offset >= 0 (otherwise, swap the signs of w and b). Then <w, d> has to fall to -offset, so only moves against w
-    help: pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its distance to the side of the box. `MOVES` computes
-    the smallest m in each norm.
+    help: pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its distance to the side of the box. The smallest m
+    with <|w|, m> = offset is min(lam, room) in Linf, where all pixels move together. In L2, it is min(lam |w|, room),
+    where the Lagrangian |m|^2 / 2 - lam (<|w|, m> - offset) is stationary. In L1, one pixel moves after another.
     """
     # Masks are factors of 0 and 1, because `torch.where` takes several times as long on a CPU.
     # The direction in which each pixel moves; 0 if its w is 0.
     sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
     room_BD = (sign_BD * 0.5).add_(0.5).sub_(t_BD).mul_(sign_BD)  # 1 - t or t
-    return sign_BD.mul_(MOVES[norm](w_BD.abs(), room_BD, offset_B.abs()[:, None]))
+    weight_BD, offset_B1 = w_BD.abs(), offset_B.abs()[:, None]
+    if norm == "L1":
+        return sign_BD.mul_(_one_by_one(weight_BD, room_BD, offset_B1))
+    speed_BD = weight_BD if norm == "L2" else torch.ones_like(weight_BD)
+    arrives_BD = room_BD / speed_BD.clamp(min=1e-30)  # the lam at which a pixel reaches the side of the box
+    lam_B1 = _root(weight_BD * speed_BD * (arrives_BD > 0), arrives_BD, offset_B1)
+    return sign_BD.mul_(torch.minimum(speed_BD * lam_B1, room_BD))
 
 
-# Each function returns the m, (B, D), that is smallest in its norm, with sum_j weight_j m_j = offset and m <= room.
-
-
-def moves_in_linf(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """Return m_j = min(lam, room_j): every pixel moves by lam, or as far as the box allows."""
-    return torch.minimum(_root(weight_BD * (room_BD > 0), room_BD, offset_B1), room_BD)
-
-
-def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
-    """Return m_j = min(lam weight_j, room_j), where |m|^2 / 2 - lam (<weight, m> - offset) is stationary."""
-    arrives_BD = room_BD / weight_BD.clamp(min=1e-30)  # the lam at which a pixel reaches the side of the box
-    lam_B1 = _root(weight_BD.square() * (arrives_BD > 0), arrives_BD, offset_B1)
-    return torch.minimum(weight_BD * lam_B1, room_BD)
-
-
-def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
+def _one_by_one(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
     """Return the m that moves one pixel after another to its limit, in the order of falling weights."""
     falling_BD, order_BD = weight_BD.sort(dim=1, descending=True)
     room_in_order_BD = room_BD.gather(1, order_BD)
@@ -215,11 +206,6 @@ def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor
     before_BD = torch.cat([torch.zeros_like(offset_B1), gained_BD[:, :-1]], dim=1)
     moves_BD = ((offset_B1 - before_BD) / falling_BD.clamp(min=1e-30)).clamp(min=0)
     return torch.zeros_like(room_BD).scatter(1, order_BD, torch.minimum(moves_BD, room_in_order_BD))
-
-
-MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "Linf": moves_in_linf, "L2": moves_in_l2, "L1": moves_in_l1,
-}  # fmt: skip
 
 
 def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:

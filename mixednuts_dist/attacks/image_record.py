@@ -111,10 +111,7 @@ class ImageRecord:
             self.best, self.log1m_margin, self.best_at = x, log1m_margin, where
 
     def take_in(self, point: QueuedPoint, log1m_margin: float, wrong: bool) -> None:
-        """Add a verified point of a run. With `stop_when_broken`, a misclassified point cancels this and later runs.
-
-        Earlier runs continue, because a point that they find would come first in the order of the plan.
-        """
+        """Add a verified point of a run. With `stop_when_broken`, a misclassified point cancels this and later runs."""
         job, where = point.job, (point.job.place, point.n_passes)
         if self.stop_when_broken and where >= self.broken_at:
             return

@@ -5,8 +5,8 @@ the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surr
 these conditions comes closer and the other one moves away. This attack's loss is largest only if both hold.
 
 The loss has a kink where the standard classifier's class changes to k. There, APGD halves its step too early and stays
-on one side. Therefore, the steps of this attack have a fixed schedule: they follow the norm's steepest direction for a
-momentum (Dong et al. 2018), and their length falls to 0 as half a cosine.
+on one side. So the steps follow the norm's steepest direction for a momentum (Dong et al. 2018), and their length falls
+to 0 as half a cosine.
 
 Shapes: B images of C x H x W, S slots, K classes.
 """
@@ -28,9 +28,7 @@ MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
 MOST_STEPS = 33  # steps per run; they broke as many images as 100
 # (weight of the standard classifier's margin, whether to start from the best point so far), in the order of the runs.
-# Each turn has one run per target. A turn from the best points follows the first and the second turn from random
-# starts. There are at most three turns from random starts, whatever `AttackBudget.joint_starts` is. With AutoAttack's
-# budget, the limit on passes (see `joint`) ends the runs just before the third turn of all ends.
+# Each turn has one run per target. With AutoAttack's budget, the limit on passes (see `joint`) ends the third turn.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
@@ -45,7 +43,7 @@ class JointState(SlotState):
 
 @dataclass(frozen=True)
 class JointSteps(Stepper[JointState]):
-    """Takes steps along the steepest direction for a momentum; their length falls to 0 as half a cosine."""
+    """The steps of all runs."""
 
     n_iter: int = MOST_STEPS
     state_type = JointState

@@ -61,15 +61,14 @@ class SquareSteps(Stepper[SquareState]):
         state.key[slots], state.loss[slots] = batch.keys, torch.inf
 
     def ask(self, state: SquareState) -> Tensor:
-        """Return the start of each new slot, and the best point with a changed window of each other slot."""
         return state.windows.changed(state, draws_of_query(state.key, state.n_passes, state.x.shape[1]))
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
         """Keep the point if it lowers the loss (the published "or misclassified" adds no case)."""
-        logits, labels = result.logits, state.labels
         loss = -result.log1m_margin
         if self.loss_of == "logits":  # z_y - max_{j != y} z_j, the published loss
-            loss = at(logits, labels).double() - others(logits, labels).amax(dim=1).double()
+            logits = result.logits.double()
+            loss = at(logits, state.labels) - others(logits, state.labels).amax(dim=1)
         better = loss < state.loss
         copy_rows(state.x_best, x, better)
         state.loss = torch.where(better, loss, state.loss)

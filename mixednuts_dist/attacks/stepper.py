@@ -11,7 +11,7 @@ steppers share a batch. For all slots at once, each step of a batch calls
 The contract:
 - Slots are independent. Nothing computed for one slot may depend on another one or on the number of slots. Slots
   without a run hold old values, and all functions compute them as well.
-- Random numbers come from `norms/random.py` and `StartBatch.keys`, or from `StartBatch.random_start`.
+- Random numbers come from `norms/random.py` and `StartBatch.keys`, or from `StartBatch.start`.
 - `ask` may be called again with the same state after memory ran out, so it must not change the state. It may
   return an array of the state. The points lie in the ball and in [0, 1]. An attack that also searches outside of the
   ball (FAB) declares `stays_inside = False`, and the batch then keeps only points inside.
@@ -85,23 +85,20 @@ class Slots:
     @classmethod
     def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
         """Return zeros, with one slot per image; `others` are the attributes without an annotation from above."""
-        arrays = {}
         for name, hint in get_type_hints(cls, include_extras=True).items():
             for kind in getattr(hint, "__metadata__", ()):
-                is_images = kind == "images"
-                shape = like_SCHW.shape if is_images else like_SCHW.shape[:1]
-                arrays[name] = like_SCHW.new_zeros(shape, dtype=None if is_images else kind)
-        return cls(**arrays, **others)
+                of_images = (like_SCHW.shape, None)
+                shape, dtype = of_images if kind == "images" else (like_SCHW.shape[:1], kind)
+                others[name] = like_SCHW.new_zeros(shape, dtype=dtype)
+        return cls(**others)
 
     def resize(self, index: Tensor, n_slots: int) -> None:
         """Move the rows of `index` to the front, in that order, and change the number of rows to `n_slots`."""
         for name, values in vars(self).items():
             if isinstance(values, Tensor):
-                kept = values[index]
-                if n_slots > len(values):
-                    values = values.new_zeros(n_slots, *values.shape[1:])  # noqa: PLW2901
-                values[: len(index)] = kept
-                setattr(self, name, values[:n_slots])
+                resized = values.new_zeros(n_slots, *values.shape[1:])
+                resized[: len(index)] = values[index]
+                setattr(self, name, resized)
 
 
 @dataclass
@@ -126,13 +123,9 @@ class StartBatch:
     best: Tensor  # the points with the smallest verified margins so far; the clean image if there is none
     keys: Tensor  # int64, hashes of (seed, run, restart, sample id)
 
-    def random_start(self, ball: Ball) -> Tensor:
-        """Return AutoAttack's random start in the ball."""
-        return ball.random_start(self.x, self.keys)
-
     def start(self, ball: Ball) -> Tensor:
-        """Return the best points so far for runs with `from_best`, and random starts for the others."""
-        start = self.random_start(ball)
+        """Return the best points so far for runs with `from_best`, and AutoAttack's random starts for the others."""
+        start = ball.random_start(self.x, self.keys)
         copy_rows(start, self.best, sent([run.from_best for run in self.runs], self.keys).bool())
         return start
 

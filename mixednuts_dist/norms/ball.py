@@ -12,9 +12,8 @@ the configuration: `extensions: [my_norm.py]`)::
             step_BCHW = grad_BCHW.sign() * grad_BCHW.abs().pow(1 / 3)
             return step_BCHW / (per_image(self.length(step_BCHW), step_BCHW) + TINY)
 
-The decorator also states the radii that a threat model may have: `usual` (a text for messages), `smallest`, `largest`,
-and `in_255ths` (messages write a radius as a fraction of 255). Write literals, because the package reads them from the
-source to check a configuration without torch.
+The decorator takes literals: the radii that a threat model may have (`usual`, a text for messages, `smallest` and
+`largest`), and `in_255ths` (messages write a radius as a fraction of 255).
 
 `length` and `steepest` are enough. Override `project`, `noise` or `random_start` if the defaults do not suit the norm.
  APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and

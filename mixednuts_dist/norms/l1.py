@@ -68,9 +68,9 @@ def project_on_l1(x_adv_BCHW: Tensor, x_BCHW: Tensor, eps: float | Tensor) -> Te
 def _root(a_BD: Tensor, r_BD: Tensor, eps: float | Tensor) -> Tensor:
     """Return the lam of `project_on_l1`, (B, 1).
 
-    The corners of g are all a_j - r_j and all a_j. Between two neighboring corners, the slope of g is minus the number
-    of pixels that shrink there, so g at each corner is a cumulative sum. On the segment with the root, lam is computed
-    from the pixels' own values, because the cumulative sum has lost digits.
+    The corners of g are all a_j - r_j and all a_j. Between two corners, the slope of g is minus the number of pixels
+    that shrink there, so g at each corner is a cumulative sum. This sum loses digits, so lam is computed from the
+    pixels of the segment with the root.
     """
     n_pixels = a_BD.shape[1]
     corner_BE, order_BE = torch.cat([a_BD - r_BD, a_BD], dim=1).sort(dim=1)
