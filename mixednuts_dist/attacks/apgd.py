@@ -1,7 +1,7 @@
 """APGD (Croce & Hein 2020, algorithm 1): gradient ascent that halves its step size if the loss rises too seldom.
 
 A run evaluates its start in iteration 0 and takes the published steps in iterations 1 .. n_iter. `Apgd` computes the
-steps, and `SparseApgd` those in L1. The attacks choose losses and targets. Shapes: S slots, images of C x H x W.
+steps, and `SparseApgd` those in L1. Shapes: S slots, images of C x H x W.
 """
 
 import math
@@ -60,7 +60,7 @@ class ApgdState(SlotState):
 
 @dataclass(frozen=True)
 class Apgd(Stepper[ApgdState]):
-    """Takes the steps of all APGD runs except those in L1."""
+    """The steps in every norm but L1."""
 
     n_iter: int = 100
     first_step: float = 2.0  # in radii

@@ -2,7 +2,7 @@
 
 A slot takes steps until its run is over or cancelled. The batch copies a misclassified point together with the number
 of passes so far, and the slot continues, so neither outcomes nor counts depend on when the host reads the flags. Slots
-without a run hold old values. They pad the batch, and their results are ignored.
+without a run pad the batch, and their results are ignored.
 
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """

@@ -62,14 +62,12 @@ class FabSteps(Stepper[FabState]):
         return 2 * self.n_iter
 
     def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
-        """Begin at the clean image, which is linearized first."""
         state.x_next[slots] = batch.x
 
     def ask(self, state: FabState) -> Tensor:
         return state.x_next
 
     def loss(self, state: FabState, outputs: Outputs) -> Tensor:
-        """Return the logit of the target minus that of the label, (S,), from the surrogate of a mixed classifier."""
         return difference(outputs.logits, state.labels, state.targets)
 
     def tell(self, state: FabState, x: Tensor, result: StepResult) -> Tensor:
@@ -116,7 +114,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         return self.n_iter * n_classes
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
-        """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
+        """Begin at the clean image or, in further restarts, at a random point."""
         start = type(self.ball)(START * self.ball.eps).random_start(batch.x, batch.keys)
         copy_rows(start, batch.x, sent([not run.restart for run in batch.runs], slots).bool())
         state.x_now[slots] = start
@@ -127,7 +125,6 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         return state.x_now
 
     def loss(self, state: UntargetedFabState, outputs: Outputs) -> Tensor:
-        """Return f_k of the next class, (S,), from the surrogate of a mixed classifier."""
         return difference(outputs.logits, state.labels, _other_class(state.number, state.labels))
 
     def tell(self, state: UntargetedFabState, x: Tensor, result: StepResult) -> Tensor:
@@ -135,7 +132,6 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         crossed = state.checking & result.wrong
         state.left -= state.checking.long()
         state.checking = torch.zeros_like(crossed)
-        # As in FAB-T, a mixed classifier's value is its own and its gradient the surrogate's.
         value = difference(result.logits, state.labels, _other_class(state.number, state.labels)).to(state.value)
         distance = value.abs() / (_TINY + result.grad.flatten(1).norm(DUAL_ORDER[self.threat.norm], dim=1))
         nearer = (distance < state.distance) & ~crossed

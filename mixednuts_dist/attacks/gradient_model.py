@@ -145,10 +145,7 @@ def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: 
 def repeats_its_bits(
     model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int, precision: PrecisionChoice = "auto"
 ) -> bool:
-    """Return whether two passes over the same images give the same logits and gradients; on a CPU they always do.
-
-    Some backward operations of CUDA add numbers in an arbitrary order: bilinear resizing, fused attention.
-    """
+    """Return whether two passes over the same images give the same logits and gradients; on a CPU they always do."""
     if x_BCHW.device.type == "cpu":
         return True
     x_BCHW = repeated(x_BCHW, rows)

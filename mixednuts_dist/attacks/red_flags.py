@@ -1,6 +1,5 @@
 """Signs that attacks overestimate robustness: one boolean for each image and flag, stored with the stage's rows.
 
-Croce & Hein's AutoAttack logs a warning for some of them. This package counts them over the run and reports them.
 Shapes: B images of C x H x W, K classes.
 """
 

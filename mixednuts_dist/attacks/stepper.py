@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ..config.threat import ThreatModel
-from ..norms.ball import Ball, ball_of
+from ..norms.ball import Ball, ball_of, per_image
 from .gradient_model import Outputs
 
 
@@ -154,10 +154,9 @@ class Stepper(Generic[State]):
     # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
-    # Whether each run maximizes a loss until its last iteration, so that the margins show which images are borderline.
-    # With low-precision gradients, float32 runs follow the last such attack of a plan (`plans.float32_runs`).
+    # Each run maximizes a loss until its last iteration, so the margins then show which images are borderline.
     climbs_to_the_end: ClassVar[bool] = False
-    # Whether borderline images take its low-precision runs once more in float32, because small differences matter.
+    # Small differences matter, so borderline images take low-precision runs once more in float32.
     repeats_in_float32: ClassVar[bool] = False
 
     @cached_property
@@ -202,9 +201,4 @@ def sent(values: Sequence[float], like: Tensor) -> Tensor:
 
 def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
     """Set `kept[chosen] = new[chosen]` in place, for a mask over the slots, without waiting for an accelerator."""
-    if kept.device.type == "cpu":  # row by row: torch and numpy would gather the rows first and then scatter them
-        to, rows = kept.numpy(), new.detach().numpy()
-        for slot in chosen.numpy().nonzero()[0].tolist():
-            to[slot] = rows[slot]
-    else:
-        torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)
+    torch.where(per_image(chosen, kept), new, kept, out=kept)

@@ -1,9 +1,7 @@
 """Random numbers that depend on a key and a counter alone: SplitMix64 (Steele et al. 2014) used as a hash.
 
-All random numbers of the attacks come from here. They are computed on the device of the images. No generator has a
-state: the key of an image determines its numbers, and the rest of the batch has no influence.
-
-Shapes: B keys, int64.
+All random numbers of the attacks come from here, on the device of the images. The key of an image determines its
+numbers, and the rest of the batch has no influence. Shapes: B keys, int64.
 """
 
 import hashlib
