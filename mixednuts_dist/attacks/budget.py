@@ -10,7 +10,11 @@ from ..errors import InvalidInputError
 
 STANDARD_ATTACKS = VERSIONS["standard"].attacks
 WARM_START = "warm-start"  # the step that tries the stored adversarial examples before any attack
-_WORDS = {"n_iter": "iteration iterations", "n_target_classes": "target targets", "n_queries": "query queries"}
+_WORDS = {
+    "n_iter": ("iteration", "iterations"),
+    "n_target_classes": ("target", "targets"),
+    "n_queries": ("query", "queries"),
+}
 
 
 @dataclass(frozen=True)
@@ -109,5 +113,5 @@ def spent_words(evaluate: Mapping[str, Any]) -> str:
     """
     attacks, entries = evaluate["attacks"], ATTACKS.entries()
     used = {option for name in attacks if name in entries for option in entries[name].facts.get("options", ())}
-    spent = [f"{evaluate[key]} {words.split()[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]
+    spent = [f"{evaluate[key]} {words[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]
     return ", ".join(attacks) + (f" ({', '.join(spent)})" if spent else "")

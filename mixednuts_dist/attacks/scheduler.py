@@ -198,8 +198,6 @@ class Scheduler:
             decided = [image.broken for image in present if image.decided]
             self._progress(Progress(len(present), len(decided), sum(decided), *_passes_of(present)))
 
-    # Admission of images, and their way through the plan
-
     def admit(self, group: Group, key: Any = None) -> None:
         """Verify the clean images of a group, and send them on."""
         clean = self.verifier.verify(group.x, group.y)
