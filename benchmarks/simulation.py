@@ -55,8 +55,9 @@ def simulate(
     running: list[tuple[float, int, int]] = []  # ends at, order, worker
     now = 0.0
     while True:
-        while free and (partition := queue.take(free[-1])) is not None:
-            worker, spent = free.pop(), PARTITION_SECONDS + begun[partition.stop] - begun[partition.start]
+        while free and (taken := queue.take(free[-1], len(speeds))):
+            worker, partition = free.pop(), taken[0]
+            spent = PARTITION_SECONDS + begun[partition.stop] - begun[partition.start]
             heapq.heappush(running, (now + spent / speeds[worker], next(tick), worker))
         if not running:
             return Outcome(now, begun[-1] / sum(speeds), len(partitions))

@@ -22,18 +22,17 @@ class DebugExecutor(Executor):
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Here":
         """Return a worker in this thread."""
-        return _Here(AttackWorker(spec, settings.num_gpus))
+        return _Here(spec, settings.num_gpus)
 
 
-class _Here:
-    def __init__(self, worker: AttackWorker) -> None:
-        self._worker = worker
+class _Here(AttackWorker):
+    """A worker that is its own handle."""
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
         """Return the result; an exception of the method is raised here."""
         future = Future[Any]()
         try:
-            future.set_result(getattr(self._worker, method)(*arguments))
+            future.set_result(getattr(self, method)(*arguments))
         except SystemExit as error:  # would end the command without a message
             raise RuntimeError(f"sys.exit({error.code!r}) was called in {method}") from error
         return future

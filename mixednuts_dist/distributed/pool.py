@@ -131,10 +131,9 @@ class Pool:
         """Give an idle worker its next partition, unless its place is bad."""
         if self._places.is_bad(slot.place) and not self._may_try_again(slot):
             return
-        if (partition := self._queue.take(slot)) is not None:
-            prefetched = self._queue.reserve(slot, len(self._ready()), partition)
-            slot.partition, slot.n_prefetched = partition, len(prefetched)
-            self._begin(slot, "process", partition, self.task, prefetched)
+        if taken := self._queue.take(slot, len(self._ready())):
+            slot.partition, slot.n_prefetched = taken[0], len(taken) - 1
+            self._begin(slot, "process", taken[0], self.task, taken[1:])
 
     def _may_try_again(self, slot: _Slot) -> bool:
         """Whether a bad place gets work because nothing else runs.

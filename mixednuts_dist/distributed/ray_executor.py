@@ -46,18 +46,16 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, address: str | None = None) -> None:
-        super().__init__(address or os.environ.get("RAY_ADDRESS"))
+        super().__init__(address or os.environ.get("RAY_ADDRESS") or "local")
         self._disconnects: threading.Event | None = None  # set before disconnecting; None if the caller has connected
-
-    @property
-    def _is_local(self) -> bool:
-        return not self.address or self.address == "local"
 
     def start(self) -> None:
         """See `Executor`; errors as in `connect`."""
         if ray.is_initialized():
             return
-        self.report("starting Ray on this machine" if self._is_local else f"connecting to Ray at {self.address}")
+        self.report(
+            "starting Ray on this machine" if self.address == "local" else f"connecting to Ray at {self.address}"
+        )
         self._disconnects = connect(self.address)
 
     def close(self) -> None:
@@ -70,7 +68,7 @@ class RayExecutor(Executor):
     def workers(self, compute: ComputeConfig) -> PoolSettings:
         """Return as many workers as the cluster has room for, unless their number is configured."""
         self.start()
-        return pool_settings(compute, may_grow=not self._is_local)
+        return pool_settings(compute, may_grow=self.address != "local")
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
         """Return an actor, which starts when the cluster has room."""

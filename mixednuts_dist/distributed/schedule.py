@@ -44,24 +44,25 @@ class WorkQueue:
     def __len__(self) -> int:
         return len(self._pending) + sum(map(len, self._reserved.values()))
 
-    def take(self, worker: Any) -> Partition | None:
-        """Return the next partition for `worker`, or None if nothing waits."""
-        if reserved := self._reserved.get(worker):
-            return reserved.popleft()
-        if self._pending:
-            return self._pending.popleft()
-        longest = max(self._reserved.values(), key=len, default=None)
-        return longest.pop() if longest else None
+    def take(self, worker: Any, n_workers: int) -> tuple[Partition, ...]:
+        """Return the next partition for `worker`, one of `n_workers`, and those that it gets afterwards; () at the end.
 
-    def reserve(self, worker: Any, n_workers: int, partition: Partition) -> tuple[Partition, ...]:
-        """Reserve partitions that `worker` gets after `partition`; none after one that has failed before."""
-        if partition in self._failed:
-            return ()
+        If only partitions that are reserved for other workers are left, the worker gets one of these. A partition that
+        has failed before is neither prefetched nor computed with prefetched ones.
+        """
         reserved = self._reserved.setdefault(worker, deque())
+        if waiting := reserved or self._pending:
+            partition = waiting.popleft()
+        elif longest := max(self._reserved.values(), key=len):
+            partition = longest.pop()
+        else:
+            return ()
+        if partition in self._failed:
+            return (partition,)
         enough = SHARES * (n_workers - 1) * (1 + PREFETCHED)
         while len(reserved) < PREFETCHED and len(self._pending) > enough and self._pending[0] not in self._failed:
             reserved.append(self._pending.popleft())
-        return tuple(reserved)
+        return partition, *reserved
 
     def release(self, worker: Any) -> None:
         """Queue the partitions that are reserved for `worker` again, before all others."""

@@ -8,16 +8,17 @@ import pytest
 from mixednuts_dist.distributed.schedule import LEAST_OVERDUE, PREFETCHED, Places, WorkQueue
 from mixednuts_dist.storage.partitions import Partition, partition_size_of, split_images
 
+MANY = 1000  # workers: none of them gets a reserved partition
+
 
 def drain(queue: WorkQueue, n_workers: int, seed: int = 0) -> list[Partition]:
     """List what a pool hands out to `n_workers` that finish in random order."""
     order, out, running = random.Random(seed), [], {}
     while True:
         for worker in range(n_workers):
-            if worker not in running and (partition := queue.take(worker)) is not None:
-                running[worker] = partition
-                out.append(partition)
-                queue.reserve(worker, n_workers, partition)
+            if worker not in running and (taken := queue.take(worker, n_workers)):
+                running[worker] = taken[0]
+                out.append(taken[0])
         if not running:
             return out
         queue.finished(running.pop(order.choice(sorted(running))), 1.0)
@@ -48,10 +49,10 @@ def test_the_most_expensive_partitions_go_first() -> None:
 def test_a_failed_partition_goes_out_last_and_a_lost_one_first() -> None:
     first, second, third = split_images(30, 10)
     queue = WorkQueue([first, second, third])
-    assert [queue.take(1), queue.take(1)] == [first, second]
+    assert [queue.take(1, MANY), queue.take(1, MANY)] == [(first,), (second,)]
     queue.put_back(first, failed=True)
     queue.put_back(second, failed=False)
-    assert [queue.take(1) for _ in range(4)] == [second, third, first, None]
+    assert [queue.take(1, MANY) for _ in range(4)] == [(second,), (third,), (first,), ()]
 
 
 def test_the_time_allowed_follows_from_the_slowest_partition() -> None:
@@ -66,42 +67,45 @@ def test_the_time_allowed_follows_from_the_slowest_partition() -> None:
 def test_a_worker_gets_its_reserved_partitions_next() -> None:
     partitions = split_images(300, 10)
     queue = WorkQueue(partitions)
-    first, second = queue.take("a"), queue.take("b")
-    assert first and second
-    assert queue.reserve("a", 2, first) == tuple(partitions[2 : 2 + PREFETCHED])
-    assert [queue.take("b"), queue.take("a"), queue.take("a")] == [partitions[4], *partitions[2:4]]
+    assert queue.take("a", 2) == tuple(partitions[: 1 + PREFETCHED])
+    assert queue.take("b", MANY) == (partitions[3],)
+    assert queue.take("a", MANY) == tuple(partitions[1:3])
+    assert queue.take("a", MANY) == (partitions[2],)
 
 
 def test_a_failed_partition_is_neither_prefetched_nor_prefetches() -> None:
     partitions = split_images(100, 10)
     queue = WorkQueue(partitions)
-    bad = queue.take("a")
-    assert bad
+    (bad,) = queue.take("a", MANY)
     queue.put_back(bad, failed=True)
-    assert queue.reserve("a", 1, bad) == ()
-    while (partition := queue.take("a")) is not None and partition != bad:
-        assert bad not in queue.reserve("a", 1, partition)
+    found = []
+    while taken := queue.take("a", 1):
+        found.append(taken[0])
+        assert bad not in taken[1:]
+        assert len(taken) == 1 or taken[0] != bad
+    assert Counter(found) == Counter(partitions)
 
 
 def test_reserved_partitions_go_last_and_return_after_a_loss() -> None:
     partitions = split_images(100, 10)
     queue = WorkQueue(partitions)
-    reserved = queue.reserve("slow", 1, partitions[0])
+    first, *reserved = queue.take("slow", 1)
     rest = []
-    while (partition := queue.take("fast")) is not None:
-        rest.append(partition.index)
-    assert rest == [2, 3, 4, 5, 6, 7, 8, 9, 1, 0]
+    while taken := queue.take("fast", MANY):
+        rest.append(taken[0].index)
+    assert first.index == 0
+    assert rest == [3, 4, 5, 6, 7, 8, 9, 2, 1]
     queue = WorkQueue(partitions)
-    reserved = queue.reserve("lost", 1, partitions[0])
+    first, *reserved = queue.take("lost", 1)
     queue.release("lost")
-    assert len(queue) == 10
-    assert queue.take("other") == reserved[0]
+    assert len(queue) == 9
+    assert queue.take("other", MANY) == (reserved[0],)
 
 
 def test_queue_reserves_nothing_near_its_end() -> None:
     partitions = split_images(100, 10)
-    assert WorkQueue(partitions).reserve("a", 8, partitions[0]) == ()
-    assert len(WorkQueue(partitions).reserve("a", 1, partitions[0])) == PREFETCHED
+    assert WorkQueue(partitions).take("a", 8) == (partitions[0],)
+    assert len(WorkQueue(partitions).take("a", 1)) == 1 + PREFETCHED
 
 
 def test_a_place_is_bad_after_two_failures_in_a_row() -> None:
