@@ -31,6 +31,7 @@ HEADINGS = {
     "kept_predicted": "predicted retention",
     "kept_measured": "achieved retention",
 }
+_NAME_WIDTH = 24  # a longer name may be cut in a terminal
 _LATEX = {
     **{name: f"${name}$" for name in "spc"}, "beta": r"$\beta$", "alpha": r"$\alpha$", "one_minus_alpha": r"$1-\alpha$",
 }  # fmt: skip
@@ -74,9 +75,12 @@ class Table:
 
     def terminal(self, width: int, title: str = "") -> rich_table.Table:
         """Return the table for a console of this width; intervals are left out if the table is too wide."""
-        whole = self._rich(title, intervals=True)
-        fits = Console(width=10_000).measure(whole).minimum <= width
-        return whole if fits else self._rich(title, intervals=False)
+        measure, whole = Console(width=10_000).measure, self._rich(title, intervals=True)
+        shown = whole if measure(whole).minimum <= width else self._rich(title, intervals=False)
+        if measure(shown).maximum > width:
+            for column in shown.columns:  # otherwise Rich shrinks counts too, and then cuts off what is too wide
+                column.width = column.min_width
+        return shown
 
     def _rich(self, title: str, *, intervals: bool) -> rich_table.Table:
         shown = rich_table.Table(
@@ -84,8 +88,10 @@ class Table:
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            counts = [cell_text(row[index], intervals=intervals) for row in self.rows if isinstance(row[index], Count)]
-            widest = max(map(len, counts), default=None)  # a heading may wrap, a count may not
+            whole = [cell_text(row[index], intervals=intervals) for row in self.rows if isinstance(row[index], Count)]
+            if not index:
+                whole = [cell_text(row[0])[:_NAME_WIDTH] for row in self.rows]
+            widest = max(map(len, whole), default=None)  # a heading may wrap, a count or a short name may not
             shown.add_column(Text(heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
             texts = [Text(cell_text(cell, intervals=intervals)) for cell in row]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mixednuts_dist.reports.counts import Count, interval_text, percent_text
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.reports.table import Table, latex_text
+from mixednuts_dist.reports.table import Table, latex_text, print_table
 from mixednuts_dist.reports.tables import TABLES, print_results, table_files
 from tests.helpers.made_up_run import made_up_results
 
@@ -63,6 +63,19 @@ def test_a_narrow_terminal_cuts_no_count(width: int, results: RunResults) -> Non
         for count in (row.clean, row.robust):
             assert f"{count.correct}/300" in line and percent_text(count) in line
             assert (interval_text(count) in line) == (width == 80)
+
+
+@pytest.mark.parametrize("width", range(74, 83))
+def test_headings_wrap_before_a_name_or_a_cell_is_cut(width: int) -> None:
+    columns = ["stage", "partitions", "of", "clean", "robust", "worker time"]
+    done = ["attack", "6/6", "rob", Count(407, 450), Count(300, 450), "5.6 s"]
+    terminal = io.StringIO()
+    table = Table(columns, [done, ["search/round-2", "0/6", "mixed", None, None, None]])
+    print_table(table, Console(file=terminal, width=width))
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[-2].split() == ["attack", "6/6", "rob", "407/450", "90.4", "300/450", "66.7", "5.6", "s"]
+    assert lines[-1].split() == ["search/round-2", "0/6", "mixed", "–", "–", "–"]
 
 
 def test_a_name_cannot_leave_its_cell() -> None:
