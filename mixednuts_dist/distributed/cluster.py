@@ -64,17 +64,18 @@ def _watch_head(address: str | None, over: threading.Event) -> None:
     """
     host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
     patience, last_seen, warned = _HEAD_SECONDS if address else _OWN_HEAD_SECONDS, time.monotonic(), False
-    while (gone := time.monotonic() - last_seen) < patience:
-        if over.wait(_LOOK_SECONDS):
-            return
+    while not over.wait(_LOOK_SECONDS):
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
             last_seen, warned = time.monotonic(), False
         except OSError as error:
+            gone = time.monotonic() - last_seen
+            if gone >= patience and not over.is_set():
+                break
             if address and not warned:
                 logger.warning("the head of the Ray cluster at %s does not answer (%s)", address, error)
             warned = True
-    if over.is_set():
+    else:
         return
     where, how = f"cluster at {address}", " once the head is back"
     if address is None:

@@ -39,13 +39,14 @@ import socket, time
 from types import SimpleNamespace
 from mixednuts_dist.distributed import cluster
 
-cluster._LOOK_SECONDS, cluster._OWN_HEAD_SECONDS, cluster._HEAD_SECONDS = 0.1, 0.3, 0.6
+cluster._LOOK_SECONDS, cluster._OWN_HEAD_SECONDS, cluster._HEAD_SECONDS = 0.8, 0.3, 0.6
 head = socket.create_server(("127.0.0.1", 0))
 address = f"127.0.0.1:{head.getsockname()[1]}"
 cluster.ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=address)
 cluster.require_answer = cluster.ray.init = lambda *_, **__: None
 cluster.connect("head:6379")
-time.sleep(1.0)  # it answers
+time.sleep(2.0)  # it answers
+print("the head answers", flush=True)
 head.close()
 time.sleep(600)  # as in a call of Ray's
 """
@@ -55,6 +56,7 @@ def test_a_lost_head_of_a_cluster_ends_the_command() -> None:
     command = [sys.executable, "-c", HEAD_ENDS]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
+    assert done.stdout == "the head answers\n", "a late look does not end the command"
     assert re.search("the head of the Ray cluster at head:6379 is gone .*resumes once the head", done.stderr, re.DOTALL)
 
 
