@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
@@ -71,13 +70,9 @@ def run(
 
 def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images: Dataset | None) -> RunConfig:
     """Return the configuration with the caller's modules and images instead of its URIs; checksums identify them."""
-    changes: dict[str, Any] = {
-        role: ClassifierSource.holding(model, classifier_checksum(model)) for role, model in classifiers.items()
-    }
-    if images is not None:
-        source = DatasetSource.holding(images, images.checksum(len(images)))
-        changes["data"] = config.data.with_changes(uri=source)
-    return config.with_changes(**changes) if changes else config
+    held = {role: ClassifierSource.holding(model, classifier_checksum(model)) for role, model in classifiers.items()}
+    uri = config.data.uri if images is None else DatasetSource.holding(images, images.checksum(len(images)))
+    return config.with_changes(data=config.data.with_changes(uri=uri), **held)
 
 
 def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunReport:

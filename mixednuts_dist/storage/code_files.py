@@ -19,10 +19,11 @@ from .store import Store
 
 def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
     """Copy files (path as written -> path on this machine) into the run; returns path as written -> path in the run."""
-    contents = {written: Path(file).read_bytes() for written, file in files.items()}
-    kept = {written: f"code/{_digest(content)}/{Path(files[written]).name}" for written, content in contents.items()}
-    for written, path in kept.items():
-        store.write(path, contents[written])  # the folder's name is the checksum, so only a damaged copy changes
+    kept = {}
+    for written, file in files.items():
+        content = Path(file).read_bytes()
+        kept[written] = f"code/{_digest(content)}/{Path(file).name}"
+        store.write(kept[written], content)  # the folder's name is the checksum, so only a damaged copy changes
     return kept
 
 

@@ -30,10 +30,7 @@ def read_signed_json(content: bytes) -> dict[str, Any]:
 
 
 def verify(store: Store) -> tuple[dict[str, DamagedFile], int]:
-    """Read all files completely; return path -> damage of the damaged files, and the number of files.
-
-    Ray Tune's own files are left out, because some of them are named .json and contain pickles.
-    """
+    """Read all files completely; return path -> damage of the damaged files, and the number of files."""
 
     def damage(path: str) -> DamagedFile | None:
         content = store.read(path)

@@ -70,7 +70,7 @@ class Store:
         if is_s3:
             self._fs.retries = 1
         self._root, self._patience = root.rstrip("/"), patience_seconds
-        self.uri = uri.rstrip("/")
+        self.uri = self._root if isinstance(self, Folder) else uri.rstrip("/")
 
     def child(self, name: str) -> "Store":
         """Return the store of a folder below this one."""
@@ -217,10 +217,6 @@ class Store:
 
 class Folder(Store):
     """The store of a local or shared folder. A file is written as a draft, and then renamed or linked to its name."""
-
-    def __init__(self, uri: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        super().__init__(uri, patience_seconds)
-        self.uri = self._root
 
     def _at(self, path: str) -> str:
         found = super()._at(path)
