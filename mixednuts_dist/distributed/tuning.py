@@ -1,8 +1,9 @@
 """Score the candidates of a search in a Ray Tune job over the stored logits.
 
-A trial scores all scales, biases and betas of one power. It reports the clean accuracy and the predicted retention of
-the best candidate of each beta, and the scores of all its candidates. Importing this module imports Ray Tune, which
-takes two seconds.
+There is one trial per power, which scores all scales, biases and betas at once. A trial reports the clean accuracy and
+the predicted retention of the best candidate of each beta, and the scores of all its candidates, which the driver takes
+from the ResultGrid. The logits are put into Ray's object store once. Importing this module imports Ray Tune, which
+takes two seconds, so only the search imports it.
 """
 
 import logging
@@ -10,9 +11,11 @@ import math
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +60,7 @@ def score_on_tune(
         score_power, rows=rows, criterion=criterion, grid=grid, extensions=spec.extensions, folder=spec.working_folder
     )
     n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
-    with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder, _quiet():
+    with _experiment_folder(spec) as folder, _quiet():
         tuner = tune.Tuner(
             tune.with_resources(trial, tune.PlacementGroupFactory([dict(reserved)])),
             param_space={"power": tune.grid_search([*grid.powers])},
@@ -68,7 +71,7 @@ def score_on_tune(
                 max_concurrent_trials=min(n_trials, math.ceil(n_logits / _WORTH_A_PROCESS)),
             ),
             run_config=tune.RunConfig(
-                name=spec.run_id,
+                name=f"{spec.run_id}-{uuid.uuid4().hex[:8]}",
                 storage_path=folder,
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
@@ -79,8 +82,10 @@ def score_on_tune(
         results = tuner.fit()
     if results.errors:
         raise MixedNutsError(f"{len(results.errors)} of {len(results)} search trials failed: {results.errors[0]}")
-    metrics = [results[i].metrics or {} for i in range(len(results))]
-    found = {each["config"]["power"]: Scores(**load(each["scores"])) for each in metrics}
+    found: dict[float, Scores] = {}
+    for i in range(len(results)):
+        config, metrics = results[i].config or {}, results[i].metrics or {}
+        found[config["power"]] = Scores(**load(metrics["scores"]))
     by_power = [found[power] for power in grid.powers]
     return Scores(*(torch.cat(parts, dim=-2) for parts in zip(*by_power, strict=True)))
 
@@ -126,6 +131,19 @@ class _Patience(tune.Callback):
                 f"no trial of the search could start for {self._seconds:g} s, because the cluster has no free core. "
                 "End the jobs that hold its cores, or search in this process with search.tune=false"
             )
+
+
+@contextmanager
+def _experiment_folder(spec: WorkerSpec) -> Iterator[str]:
+    """Yield the folder for Tune's state: in the run's folder, or temporary if the run is in a bucket.
+
+    Tune would pickle a bucket's credentials next to its state.
+    """
+    if "://" not in spec.run_uri:
+        yield str(Path(spec.run_uri) / "search" / "tune")
+    else:
+        with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder:
+            yield folder
 
 
 @contextmanager
