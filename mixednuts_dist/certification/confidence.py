@@ -13,10 +13,9 @@ radius for every alpha is valid. The class is fixed before these draws.
 allowed error, as in the adaptive sampling of Horvath et al. 2022, so an image may stop at any look, for any reason. The
 last look has half of the error.
 
-**Meaning of the confidence.** For each image, the probability that a false certificate is issued is at most
-1 - confidence. It is not the probability that an issued certificate is false. Choosing the best of m results afterward,
-for m values of sigma or m seeds, multiplies the probability by up to m. Draws of different images are independent, so
-the number of false bounds among N images is at most binomial (`most_false`).
+For each image, the probability that a false certificate is issued is at most 1 - confidence
+(`docs/certified-robustness.md` explains the limits). Draws of different images are independent, so the number of false
+bounds among N images is at most binomial (`most_false`).
 
 Shapes: B images, K classes, Q questions.
 """
@@ -149,10 +148,7 @@ def top_and_second(counts_BK: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor
 
 
 def require_enough_draws(n: int, confidence: float, least_vote: float) -> None:
-    """Reject a number of draws that is too small to certify any image.
-
-    Args:
-        least_vote: the vote that an image must exceed at the smallest radius and the largest alpha.
+    """Reject a number of draws that is too small for any image to exceed `least_vote`.
 
     Raises:
         InvalidInputError: with the smallest number of draws that suffices.

@@ -33,10 +33,8 @@ class CertifiedClasses:
 class SmoothedMixture(nn.Module):
     """A mixed classifier whose robust classifier votes under Gaussian noise, with certified L2 radii.
 
-    For each image, the probability that a wrong class or a false radius is returned is at most 1 - `confidence`. The
-    probability is over the noise, for an image that was fixed before the noise was drawn. Each call therefore draws its
-    noise from a new secret seed. An adversary who knows the seed can search for images on which the draws mislead;
-    abstention does not prevent this.
+    For each image, the probability that a wrong class or a false radius is returned is at most 1 - `confidence`, for an
+    image that was fixed before the noise was drawn. Each call therefore draws its noise from a new secret seed.
 
     Args:
         mixed: the two base classifiers and alpha.

@@ -1,7 +1,5 @@
 """Count the votes of a classifier under Gaussian noise, until no further draw can change a certificate.
 
-One set of votes gives the results of every smoothed mixed classifier, at every alpha and radius.
-
 Draw d of an image is its pixels plus sigma times noise that depends on the seed, the image's id and d alone, so votes
 do not depend on the partition, the order or the batch composition. The first `n_choose` draws choose the class, and
 later draws bound its vote, because the class must not be chosen by the draws that certify it.

@@ -72,7 +72,7 @@ def _code_files(run: DeployedRun) -> dict[str, tuple[str, str]]:
 
 
 def require_token(name: str) -> None:
-    """Check that an upload to the hub is possible, before anything is exported.
+    """Check that an upload to the hub is possible.
 
     Raises:
         InvalidInputError: if `name` is not of the form ORG/NAME.
@@ -103,12 +103,7 @@ def upload(folder: Path, name: str) -> str:
 
 
 def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
-    """Write the model card in Markdown, with the front matter that model hubs read.
-
-    Args:
-        address: what a reader loads the folder as.
-        curve: the trade-off figure's file name, if there is one.
-    """
+    """Return the model card in Markdown; `address` is what a reader loads, `curve` the file of the trade-off figure."""
     results = measured_results(run)
     front = _card_data(run, results).to_yaml()
     config, code = run.stored.config, _code_files(run)

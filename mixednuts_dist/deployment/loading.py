@@ -85,8 +85,7 @@ def load_run(
         uri: the run's folder, `<storage>/<name>/runs/<run id>`: a path or any fsspec URI.
         beta: one of the searched values; by default the deployed one.
         device: where the classifier goes; by default it stays on the CPU.
-        trust_code: run the Python code that the run names (`py:` classifiers, extensions) and use the services that it
-            names. Read that code first.
+        trust_code: use the Python code and the services that the run names. Read that code first.
 
     Raises:
         MissingArtifact: if there is no run, or if its search has not finished.
@@ -207,18 +206,13 @@ def write_folder(
 
 
 def load_pretrained(
-    source: str | Path,
-    *,
-    std: nn.Module | None = None,
-    rob: nn.Module | None = None,
-    trust_code: bool = False,
+    source: str | Path, *, std: nn.Module | None = None, rob: nn.Module | None = None, trust_code: bool = False
 ) -> MixedClassifier:
     """Load what `save_pretrained` or `mixednuts export` wrote.
 
     Args:
         source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
-        std: module to use instead of the one that the folder names; it receives the saved weights.
-        rob: the same for the robust base classifier.
+        std, rob: modules to use instead of those that the folder names; they receive the saved weights.
         trust_code: run the Python code and use the services that `source` names for base classifiers. Read it first.
 
     Raises:
@@ -263,9 +257,7 @@ def _local_folder(source: str, endings: tuple[str, ...], temporary: Path) -> Pat
 def _read_parameters(folder: Path) -> dict[str, Any]:
     path = folder / PARAMETERS
     if not path.is_file():
-        raise InvalidInputError(
-            f"{path} does not exist: {folder} holds no mixed classifier; write one with save_pretrained"
-        )
+        raise InvalidInputError(f"{path} does not exist; write a mixed classifier there with save_pretrained")
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content.get("version")
@@ -281,9 +273,7 @@ def _base(role: str, folder: Path, stored: StoredBase, given: nn.Module | None, 
     model, source = given, ClassifierSource(str(stored.uri))
     if model is None:
         if stored.uri is None:
-            raise InvalidInputError(
-                f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
-            )
+            raise InvalidInputError(f"{role} is saved as weights: pass {role}=module of the same architecture")
         if source.runs_code and not trust_code:
             what = f"the Python file {stored.code}" if stored.code else repr(stored.uri)
             raise InvalidInputError(
