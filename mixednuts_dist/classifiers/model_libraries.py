@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def missing_from_timm(uri: ClassifierSource) -> Iterator[Missing]:
         timm = import_quietly("timm")
         config = timm.models.get_pretrained_cfg(uri.target) if timm.is_model(uri.target.partition(".")[0]) else None
         if config is None or not (config.hf_hub_id or config.url):
-            raise _no_model("timm", uri.target, timm.list_pretrained())
+            raise no_model("timm", uri.target, timm.list_pretrained())
         if config.hf_hub_id:
             yield from missing_hub_files(config.hf_hub_id, _HUB_FILES)
         else:
@@ -73,7 +73,7 @@ def load_timm(uri: ClassifierSource) -> Normalized:
     """
     timm = import_quietly("timm")
     if uri.scheme != "hf" and not timm.is_model(uri.target.partition(".")[0]):
-        raise _no_model("timm", uri.target, timm.list_models())
+        raise no_model("timm", uri.target, timm.list_models())
     name = f"hf-hub:{uri.target}" if uri.scheme == "hf" else uri.target
     with downloads():
         is_bare = uri.option("weights") or uri.option("checkpoint")
@@ -114,7 +114,7 @@ def _torchvision_weights(uri: ClassifierSource) -> Any:
     models, name = import_quietly("torchvision.models"), uri.option("weights") or "DEFAULT"
     names = models.list_models(module=models)
     if uri.target not in names:
-        raise _no_model("torchvision", uri.target, names)
+        raise no_model("torchvision", uri.target, names)
     if uri.option("checkpoint") or name == "none":
         return None
     choices = models.get_model_weights(uri.target).__members__
@@ -147,6 +147,7 @@ def downloads() -> Iterator[None]:
         ) from error
 
 
-def _no_model(library: str, name: str, names: Sequence[str]) -> BaseClassifierError:
-    close = difflib.get_close_matches(name, names, n=5, cutoff=0)
-    return BaseClassifierError(f"{library} has no model {name!r}; close ones: {', '.join(close)}")
+def no_model(library: str, name: str, names: Iterable[str]) -> BaseClassifierError:
+    """Return the error for a model that a library does not have, with close names."""
+    close = difflib.get_close_matches(name, list(names), n=5, cutoff=0)
+    return BaseClassifierError(f"{library} has no model {name!r}; close ones: {', '.join(close) or 'none'}")

@@ -17,7 +17,7 @@ from ..config.uris import ClassifierSource, Missing
 from ..errors import BaseClassifierError, InvalidInputError, MissingExtra
 from .base_classifiers import Normalized
 from .checkpoints import import_quietly
-from .model_libraries import downloads, missing_checkpoint, missing_hub_files
+from .model_libraries import downloads, missing_checkpoint, missing_hub_files, no_model
 
 TEMPLATE = "a photo of a {}."
 _HUB = "hf-hub:"
@@ -58,7 +58,7 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
     library, is_random, on_hub = _library(), bool(uri.option("weights")), uri.target.startswith(_HUB)
     names, templates = _class_names(uri), _templates(uri)
     if not on_hub and uri.target not in library.list_models():
-        raise BaseClassifierError(f"open_clip has no model {uri.target!r}; `open_clip.list_models()` has them all")
+        raise no_model("open_clip", uri.target, library.list_models())
     tag = None if is_random else uri.option("pretrained")
     if not on_hub and not is_random:
         tags = library.list_pretrained_tags_by_model(uri.target)

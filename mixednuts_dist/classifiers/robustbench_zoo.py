@@ -8,7 +8,6 @@ robustbench 1.1.1 imports `autoattack` but depends on pyautoattack, the same cod
 It also imports pkg_resources, which setuptools 81 removed (hence the pin), and its classes print messages.
 """
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -26,6 +25,7 @@ from ..errors import BaseClassifierError
 from ..mixing.classifier import MixedClassifier
 from ..selection.choice import Choice
 from .checkpoints import checkpoint_problem, import_quietly, load_weights, quietly, tensors_only
+from .model_libraries import no_model
 
 MODEL_DIR = "models"
 MIXTURE = "Bai2024MixedNUTS"
@@ -166,11 +166,7 @@ def _weight_files(uri: ClassifierSource) -> list[tuple[Path, str]]:
     dataset, threat = _benchmark(uri)
     names, part = zoo_models(dataset, threat), uri.option("part")
     if uri.target not in names:
-        close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0)
-        raise BaseClassifierError(
-            f"RobustBench has no {dataset} model {uri.target!r} for threat={threat}; it has {len(names)}, "
-            f"among them: {', '.join(close) or 'none'}"
-        )
+        raise no_model(f"RobustBench's zoo for dataset={dataset}&threat={threat}", uri.target, names)
     if part is not None and uri.target != MIXTURE:
         raise BaseClassifierError(f"{uri.target} has no parts; only {MIXTURE} takes part=std")
     ids = names[uri.target].get("gdrive_id")

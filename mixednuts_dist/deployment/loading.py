@@ -212,7 +212,8 @@ def load_pretrained(
 
     Args:
         source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
-        std, rob: modules to use instead of those that the folder names; they receive the saved weights.
+        std: module to use instead of the one that the folder names; it receives the saved weights.
+        rob: the same for the robust base classifier.
         trust_code: run the Python code and use the services that `source` names for base classifiers. Read it first.
 
     Raises:

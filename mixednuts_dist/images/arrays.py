@@ -28,7 +28,6 @@ Array = np.ndarray[Any, Any]
 
 CIFAR_ROOT = "data"
 N_TRAIN = 898  # rows 0 to 897 are the training half of the digits, and the other 899 are the test half
-_LARGEST_PIXEL = 16  # each pixel of the digits counts the inked dots of a 4 x 4 block
 _CHUNK = 1000  # images that are checked or hashed at a time
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LENGTHS_AT = 26  # offset in a zip member's header of the lengths of its last two fields, the name and the extra field
@@ -92,7 +91,7 @@ def load_digits_split(split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 pixels, then the label
     rows = table[:N_TRAIN] if split == "train" else table[N_TRAIN:]
-    images_BCHW = torch.from_numpy(rows[:, :-1]).float().reshape(-1, 1, 8, 8) / _LARGEST_PIXEL
+    images_BCHW = torch.from_numpy(rows[:, :-1]).float().reshape(-1, 1, 8, 8) / 16  # a pixel counts 4 x 4 dots
     return images_BCHW, torch.from_numpy(rows[:, -1].copy())
 
 

@@ -61,10 +61,10 @@ def test_missing_weights_name_path_and_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("robustbench:Sehwag2021", f"no cifar10 model 'Sehwag2021' for threat=Linf; it has 76.*{SMALL}"),
-        (f"robustbench:{SMALL}?dataset=imagenet", f"no imagenet model '{SMALL}'"),
+        ("robustbench:Sehwag2021", f"dataset=cifar10&threat=Linf has no model 'Sehwag2021'; close ones: .*{SMALL}"),
+        (f"robustbench:{SMALL}?dataset=imagenet", f"dataset=imagenet&threat=Linf has no model '{SMALL}'"),
         (f"robustbench:{SMALL}?part=std", "has no parts; only Bai2024MixedNUTS"),
-        ("robustbench:Standard_R50?threat=L2&dataset=imagenet", "it has 0, among them: none"),
+        ("robustbench:Standard_R50?threat=L2&dataset=imagenet", "close ones: none"),
     ],
 )
 def test_an_unknown_model_is_told_with_close_names(uri: str, message: str) -> None:

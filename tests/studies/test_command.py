@@ -49,7 +49,7 @@ def test_rob_takes_a_list_of_zoo_models(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"--rob: 1 missing(.|\n)*Carmon2019Unlabeled.pt\n.*gdown"):
         rob_uris([str(listed)], parse_config(content))
     listed.write_text("Carmon2019Unlabelled")
-    with pytest.raises(BaseClassifierError, match=r"has no cifar10 model 'Carmon2019Unlabelled'.*Carmon2019Unlabeled"):
+    with pytest.raises(BaseClassifierError, match=r"has no model 'Carmon2019Unlabelled'.*Carmon2019Unlabeled"):
         rob_uris([str(listed)], parse_config(content))
     listed.write_text("demo:rob_light\n")
     assert rob_uris(["demo:noisy", str(listed)], parse_config(content)) == ["demo:noisy", "demo:rob_light"]
