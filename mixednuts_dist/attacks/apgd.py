@@ -65,7 +65,6 @@ class Apgd(Stepper[ApgdState]):
     n_iter: int = 100
     first_step: float = 2.0  # in radii
     state_type = ApgdState
-    climbs_to_the_end: ClassVar[bool] = True
     start_scale: ClassVar[int] = 1  # radius of the ball of a random start, in units of eps
 
     def most_passes(self, n_classes: int) -> int:  # noqa: ARG002

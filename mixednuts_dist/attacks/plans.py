@@ -23,19 +23,20 @@ Planner = Callable[[Setting, Sequence[str]], Sequence[Run]]  # plans the attacks
 def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     """Return all runs of the attacks, in order.
 
-    With low-precision gradients (bfloat16) the float32 runs follow the last attack with `climbs_to_the_end`.
+    With low-precision gradients (bfloat16) the float32 runs follow the last APGD attack, whose margins show which
+    images are borderline.
     """
     plan: list[Run] = []
     planned = [runs_of(name, setting) for name in attacks]
-    climbing = [place for place, runs in enumerate(planned) if any(run.stepper.climbs_to_the_end for run in runs)]
+    apgd = [place for place, runs in enumerate(planned) if any(isinstance(run.stepper, Apgd) for run in runs)]
     for place, (name, runs) in enumerate(zip(attacks, planned, strict=True)):
         repeated = [run for run in runs if setting.low_precision and run.stepper.repeats_in_float32]
-        if repeated and place <= min(climbing, default=place):
+        if repeated and place <= min(apgd, default=place):
             # No earlier attack shows which images are borderline, so all images take the float32 runs alone.
             plan += [replace(run, float32=True) for run in runs]
         else:
             plan += [*runs, *(replace(run, float32=True, wanted=setting.is_borderline) for run in repeated)]
-        if setting.low_precision and place == max(climbing, default=None):
+        if setting.low_precision and place == max(apgd, default=None):
             plan += float32_runs(setting, name, [each for each in plan if isinstance(each.stepper, Apgd)])
         if isinstance(setting.model, MixedClassifier):
             for follower in ATTACKS.entries()[name].facts.get("then_on_mixtures", ()):

@@ -154,8 +154,6 @@ class Stepper(Generic[State]):
     # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
-    # Each run maximizes a loss until its last iteration, so the margins then show which images are borderline.
-    climbs_to_the_end: ClassVar[bool] = False
     # Small differences matter, so borderline images take low-precision runs once more in float32.
     repeats_in_float32: ClassVar[bool] = False
 
