@@ -169,8 +169,6 @@ def _load(path: Path) -> str:
         _forget(_LOADED.get(path.resolve(), ""))  # the same file, edited meanwhile
         try:
             import_file(name, path)
-        except ConfigError:
-            raise
         except (Exception, SystemExit) as error:
             raise ConfigError(f"extensions: {path} cannot be imported: {type(error).__name__}: {error}") from error
     _LOADED[path.resolve()] = name

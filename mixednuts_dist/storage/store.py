@@ -74,7 +74,7 @@ class Store:
 
     def child(self, name: str) -> "Store":
         """Return the store of a folder below this one."""
-        return self.at(f"{self.uri}/{self._checked(name)}")
+        return self.at(f"{self.uri}/{name}")
 
     def at(self, uri: str) -> "Store":
         """Return the store of another root, with the same patience."""
@@ -182,14 +182,12 @@ class Store:
         self._call("pipe_file", where, b"")
         self._call("rm_file", where)
 
-    def _checked(self, path: str) -> str:
+    def _at(self, path: str) -> str:
+        """Return the path of a file for fsspec."""
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
             raise StoreError(f"the path {path!r} leads out of the storage root {self.uri}")
-        return str(parts)
-
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{self._checked(path)}"
+        return f"{self._root}/{parts}"
 
     def _call(self, method: str, where: str, *content: bytes, n_bytes: int = 0, **options: Any) -> Any:
         """Call the file system; without a time limit, a call to a server that stops responding would never end."""
