@@ -104,17 +104,21 @@ class RayExecutor(Executor):
         from .tuning import score_on_tune  # imports Ray Tune, which takes two seconds
 
         self.start()
-        cores: float = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-        held, reserved = sum(settings.compute.num_cpus for _, settings, _ in self._idle), {"CPU": compute.num_cpus}
-        if self._idle and cores - held < compute.num_cpus:
+        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        held = sum(settings.compute.num_cpus for _, settings, _ in self._idle)  # Ray's count of free cores may be late
+        free_cores = min(free.get("CPU", 0.0), has.get("CPU", 0.0) - held)
+        reserved, n_trials = {"CPU": compute.num_cpus}, int(has.get("CPU", 0.0) / compute.num_cpus)
+        if self._idle and free_cores < compute.num_cpus:
             if memory := _memory_per_core():
-                reserved = {"memory": compute.num_cpus * memory}
+                reserved, n_trials = {"memory": compute.num_cpus * memory}, len(self._idle)
             else:
                 self.end_idle()
-        n_trials = max(1, int(cores / compute.num_cpus))
+        if compute.accelerator_type:
+            reserved[f"accelerator_type:{compute.accelerator_type}"] = 0.001
         return functools.partial(
-            score_on_tune, spec=spec, rows=rows, criterion=criterion, reserved=reserved, n_trials=n_trials,
-            start_seconds=compute.start_seconds,
+            score_on_tune, spec=spec, rows=rows, criterion=criterion, reserved=reserved, labels=trial_labels(compute),
+            n_trials=max(1, n_trials), start_seconds=compute.start_seconds,
         )  # fmt: skip
 
 
@@ -213,12 +217,26 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
 def _resources(compute: ComputeConfig) -> Counter[str]:
     """Return the sum of the resources of the nodes on which workers may run."""
     kind, found = compute.accelerator_type, Counter[str]()
-    selectors = [compute.label_selector, *(each["label_selector"] for each in compute.fallback_strategy)]
     for node in _alive_nodes():
-        allowed = any(_fits(node.get("Labels", {}), selector) for selector in selectors)
+        allowed = any(_fits(node.get("Labels", {}), selector) for selector in _selectors(compute))
         if allowed and (not kind or f"accelerator_type:{kind}" in node["Resources"]):
             found.update(node["Resources"])
     return found
+
+
+def trial_labels(compute: ComputeConfig) -> Mapping[str, str]:
+    """Return the labels of the nodes on which the trials of a search may run.
+
+    A placement group accepts no fallback, so these are the first alternative that a node of the cluster satisfies now.
+    """
+    nodes, selectors = _alive_nodes(), _selectors(compute)
+    found = (selector for selector in selectors if any(_fits(node.get("Labels", {}), selector) for node in nodes))
+    return next(found, selectors[0])
+
+
+def _selectors(compute: ComputeConfig) -> list[Mapping[str, str]]:
+    """Return the label selectors of workers, the preferred one first."""
+    return [compute.label_selector, *(each["label_selector"] for each in compute.fallback_strategy)]
 
 
 def _memory_per_core() -> int:

@@ -43,13 +43,14 @@ _QUIET = {
 
 
 def score_on_tune(
-    grid: Grid, spec: WorkerSpec, rows: CachedLogits, criterion: str, reserved: Mapping[str, float], n_trials: int,
-    start_seconds: float,
+    grid: Grid, spec: WorkerSpec, rows: CachedLogits, criterion: str, reserved: Mapping[str, float],
+    labels: Mapping[str, str], n_trials: int, start_seconds: float,
 ) -> Scores:  # fmt: skip
     """Return the scores of every candidate, which a Tune job on the connected Ray computes.
 
     Args:
-        reserved: the resources of a trial, on any node of the cluster.
+        reserved: the resources of a trial.
+        labels: Ray's labels of the nodes on which trials may run.
         n_trials: at most this many trials run at a time, and fewer if there is little to compute.
 
     Raises:
@@ -59,10 +60,11 @@ def score_on_tune(
     trial = tune.with_parameters(
         score_power, rows=rows, criterion=criterion, grid=grid, extensions=spec.extensions, folder=spec.working_folder
     )
+    on_nodes: dict[str, Any] = {"bundle_label_selector": [dict(labels)]} if labels else {}
     n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
     with _experiment_folder(spec) as folder, _quiet():
         tuner = tune.Tuner(
-            tune.with_resources(trial, tune.PlacementGroupFactory([dict(reserved)])),
+            tune.with_resources(trial, tune.PlacementGroupFactory([dict(reserved)], **on_nodes)),
             param_space={"power": tune.grid_search([*grid.powers])},
             tune_config=tune.TuneConfig(
                 metric="clean_accuracy",

@@ -15,7 +15,7 @@ import ray
 
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import cluster
-from mixednuts_dist.distributed.ray_executor import pool_settings
+from mixednuts_dist.distributed.ray_executor import pool_settings, trial_labels
 from mixednuts_dist.errors import ClusterError
 from tests.helpers.drivers import Driver, stamps
 from tests.helpers.runs import tiny_file
@@ -131,6 +131,15 @@ def test_only_the_nodes_that_the_placement_allows_count(
     settings = pool_settings(ComputeConfig(**placement))
     assert (settings.n_workers, settings.num_gpus) == (n_workers, 1.0)
     assert dict(settings.placement) == {name: value for name, value in placement.items() if value}
+
+
+@pytest.mark.parametrize(("wanted", "selector"), [("b", {"zone": "b"}), ("c", {"zone": "!b"}), ("a", {"zone": "a"})])
+def test_trials_run_where_a_node_is(monkeypatch: pytest.MonkeyPatch, wanted: str, selector: dict[str, str]) -> None:
+    """Placement groups accept no fallback, so a trial has the one selector that a node satisfies."""
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    fallback = [{"label_selector": {"zone": zone}} for zone in ("d", "!b")]
+    compute = ComputeConfig(label_selector={"zone": wanted}, fallback_strategy=fallback)
+    assert trial_labels(compute) == selector
 
 
 def test_cluster_without_room_asks_for_its_final_size(monkeypatch: pytest.MonkeyPatch) -> None:
