@@ -59,7 +59,8 @@ def test_a_configuration_takes_a_version_or_attacks() -> None:
     assert parse_config({**CONTENT, "evaluate": {"n_iter": 7}}).run_id() == asked.run_id()
     assert parse_config({**CONTENT, "evaluate": {"version": "plus", "n_iter": 7}}).run_id() != asked.run_id()
     with pytest.raises(
-        ConfigError, match=r"evaluate: version: plus defines which attacks run. Remove version or attacks"
+        ConfigError,
+        match=r"evaluate: version: plus defines which attacks run. Remove version, or attacks and preset: fast",
     ):
         parse_config({**CONTENT, "evaluate": {"version": "plus", "attacks": ["square"]}})
     with pytest.raises(ConfigError, match=r"did you mean 'standard'"):
