@@ -22,7 +22,6 @@ from .factories import find_function, source_of
 # Rounding may change logits by 1e-3 of their size between batch sizes if an accelerator uses TF32. Passes of a random
 # classifier, or of one whose logits depend on the other images, differ by far more.
 _SAME = 1e-3
-_NAMES = (("mean", "std"), ("mu", "sigma"))
 _TOLERANCE = 1e-3
 
 
@@ -172,7 +171,7 @@ def _normalized_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
 
 
 def _own_mean(module: nn.Module, n_channels: int) -> Tensor | None:
-    for names in _NAMES:
+    for names in (("mean", "std"), ("mu", "sigma")):
         mean, std = (getattr(module, name, None) for name in names)
         if isinstance(mean, Tensor) and isinstance(std, Tensor) and mean.numel() == std.numel() == n_channels:
             return mean

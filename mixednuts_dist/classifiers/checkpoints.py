@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ..config.uris import Missing
 from ..errors import BaseClassifierError, reason_of
 
-_HEAD_BYTES = 512
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _BLOCK = 1 << 16
 _TIMEOUT_SECONDS = (10, 60)  # to connect, and without a byte
@@ -97,7 +96,7 @@ def checkpoint_problem(path: Path) -> str | None:
     if not path.is_file():
         return f"there is no checkpoint {path.absolute()}"
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES).lstrip().lower()
+        head = file.read(512).lstrip().lower()
     if not head:
         return f"{path} is empty; copy or download it again"
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):

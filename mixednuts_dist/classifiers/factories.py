@@ -23,9 +23,7 @@ from ..config.register import CLASSIFIERS, import_file
 from ..config.uris import ClassifierSource
 from ..errors import BaseClassifierError
 
-DEMO_EPS = 0.15
-"""Linf radius of the demo, in units of the pixel range."""
-
+DEMO_EPS = 0.15  # Linf radius of the demo, in units of the pixel range
 DEMO_WIDTHS = {"std": (16, 32), "rob": (16, 32), "rob_light": (12, 24), "noisy": (16, 32)}
 
 _PIXEL_MEAN = 0.307  # mean and standard deviation are those of the training half

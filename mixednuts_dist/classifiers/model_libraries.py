@@ -106,11 +106,7 @@ def load_torchvision(uri: ClassifierSource) -> Normalized:
 
 
 def _torchvision_weights(uri: ClassifierSource) -> Any:
-    """Return the member of torchvision's enumeration of the model's weights, or None for random or local weights.
-
-    Raises:
-        BaseClassifierError: for an unknown model or weights name.
-    """
+    """Return the member of torchvision's enumeration of the model's weights, or None for random or local weights."""
     models, name = import_quietly("torchvision.models"), uri.option("weights") or "DEFAULT"
     names = models.list_models(module=models)
     if uri.target not in names:

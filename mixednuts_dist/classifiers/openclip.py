@@ -73,7 +73,7 @@ def load_openclip(uri: ClassifierSource) -> Normalized:
     at_once = max(_PROMPTS_AT_ONCE // len(templates), 1)
     prompts = [(lambda name, text=text: text.replace("{}", name)) for text in templates]
     heads_DK = library.build_zero_shot_classifier(model, tokenizer, names, prompts, num_classes_per_batch=at_once)
-    classifier = ZeroShot(uri.target, model.visual, heads_DK.T.contiguous(), model.logit_scale.detach().exp())
+    classifier = ZeroShot(model.visual, heads_DK.T.contiguous(), model.logit_scale.detach().exp())
     mean, std = getattr(model.visual, "image_mean", None), getattr(model.visual, "image_std", None)
     return Normalized(classifier, mean or library.OPENAI_DATASET_MEAN, std or library.OPENAI_DATASET_STD)
 
@@ -84,10 +84,10 @@ class ZeroShot(nn.Module):
     heads: Tensor
     scale: Tensor
 
-    def __init__(self, name: str, visual: Any, heads_KD: Tensor, scale: Tensor) -> None:
+    def __init__(self, visual: Any, heads_KD: Tensor, scale: Tensor) -> None:
         super().__init__()
         size = getattr(visual, "image_size", 224)
-        self.name, self.image_size = name, (size, size) if isinstance(size, int) else tuple(size)
+        self.image_size = (size, size) if isinstance(size, int) else tuple(size)
         self.visual = visual
         self.register_buffer("heads", heads_KD)
         self.register_buffer("scale", scale)
@@ -97,7 +97,7 @@ class ZeroShot(nn.Module):
         if tuple(images_BCHW.shape[-2:]) != self.image_size:
             height, width = self.image_size
             raise InvalidInputError(
-                f"openclip:{self.name} takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
+                f"the CLIP encoder takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
                 f"{images_BCHW.shape[-1]}: give the data set ?preprocess=BicubicRes{height}Crop{width}"
             )
         features_BD = nn.functional.normalize(self.visual(images_BCHW), dim=-1)

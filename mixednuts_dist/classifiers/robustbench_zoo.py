@@ -117,8 +117,7 @@ def load_zoo_model(uri: ClassifierSource) -> nn.Module:
     """Build the model with its published weights, or for `weights=none` with random ones.
 
     Raises:
-        BaseClassifierError: for an unknown name (close ones are listed), or for missing or damaged weights; the message
-            has the path of the file and the command that downloads it.
+        BaseClassifierError: for an unknown name, or missing or damaged weights (with the command that downloads them).
     """
     dataset, threat = _benchmark(uri)
     if parts := _parts(uri):
@@ -143,11 +142,7 @@ def _benchmark(uri: ClassifierSource) -> tuple[str, str]:
 
 
 def _parts(uri: ClassifierSource) -> tuple[ClassifierSource, ...]:
-    """Return the base classifiers "std" and "rob" if `uri` is the published mixed classifier, otherwise ().
-
-    Raises:
-        BaseClassifierError: if nothing is published for the threat model.
-    """
+    """Return the base classifiers "std" and "rob" if `uri` is the published mixed classifier, otherwise ()."""
     if uri.target != MIXTURE or uri.option("part") is not None:
         return ()
     dataset, threat = _benchmark(uri)
@@ -158,11 +153,7 @@ def _parts(uri: ClassifierSource) -> tuple[ClassifierSource, ...]:
 
 
 def _weight_files(uri: ClassifierSource) -> list[tuple[Path, str]]:
-    """Return where RobustBench looks for the weights, and their Google Drive ids; [] if another library fetches them.
-
-    Raises:
-        BaseClassifierError: for a model or a part that the zoo does not have.
-    """
+    """Return RobustBench's files of the weights, and their Google Drive ids; [] if another library fetches them."""
     dataset, threat = _benchmark(uri)
     names, part = zoo_models(dataset, threat), uri.option("part")
     if uri.target not in names:

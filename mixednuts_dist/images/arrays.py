@@ -148,11 +148,7 @@ def open_npz(uri: DatasetSource) -> ArrayImages:
 
 
 def _array(path: Path, member: zipfile.ZipInfo) -> Array:
-    """Map an array of an .npz file, so that only images that are read need memory; load the array if it is compressed.
-
-    Raises:
-        ValueError, KeyError: for Python objects, an unknown format version, or another size than the shape requires.
-    """
+    """Map an array of an .npz file, so that only images that are read need memory; load a compressed array."""
     if member.compress_type != zipfile.ZIP_STORED:
         loaded: Array = np.load(path, allow_pickle=False)[Path(member.filename).stem]
         return loaded

@@ -89,8 +89,8 @@ def open_folder(uri: DatasetSource) -> ImageFiles:
     files = [sorted(each for each in (root / name).iterdir() if each.suffix.lower() in EXTENSIONS) for name in classes]
     if not any(files):
         raise DatasetError(
-            f"folder:{root} holds no images: it needs one subfolder per class with {', '.join(EXTENSIONS)} files; "
-            f"it has the subfolders: {', '.join(classes[:10]) or 'none'}"
+            f"folder:{root} holds no images ({', '.join(EXTENSIONS)}): it needs one subfolder per class; it has the "
+            f"subfolders: {', '.join(classes[:10]) or 'none'}"
         )
     names = tuple(f"{each.parent.name}/{each.name}" for one in files for each in one)
     labels = np.repeat(np.arange(len(classes)), [len(one) for one in files])
