@@ -3,10 +3,13 @@
 The mixed classifier is `F(x) = (1 - a) s(x) + a q(x)`, where a is alpha, s(x) are the probabilities of the standard
 classifier (one-hot at T = 0), and q(x) are those of the robust one. Let y be a class and `tau = (1 - a) / a < 1`.
 
-**Proposition 1 (the margin).** If `min_k (q_y - q_k) > tau` over k != y at every point of a ball, F predicts y there.
+**Proposition 1 (the lead of the standard classifier).** Let `s_k - s_y <= gamma` for every class k != y at every point
+of a ball, with gamma in [-1, 1]. If `min_k (q_y - q_k) > gamma tau` at every point of the ball, F predicts y there.
 
-*Proof.* `(F_y - F_k) / a = q_y - q_k - tau (s_k - s_y) >= q_y - q_k - tau > 0`. With T = 0 the condition is also
-necessary if the standard classifier is unknown, because it may predict k.
+*Proof.* `(F_y - F_k) / a = q_y - q_k - tau (s_k - s_y) >= q_y - q_k - gamma tau > 0`. Two cases matter. gamma = 1 holds
+for every standard classifier. With T = 0 the condition is then also necessary if the standard classifier is unknown,
+because it may predict k. gamma = -1 holds if T = 0 and the standard classifier is itself certified to predict y in the
+ball. The robust classifier may then even prefer another class by less than tau.
 
 **Proposition 2 (the smoothed margin).** Let `q_k(x) = P(v(x + sigma z) = k)`, z standard normal, for a measurable
 classifier v. If `p_A <= q_y(x)` and `p_B >= q_k(x)` for all k != y, the margin `q_y - max_k q_k` at L2 distance r from
@@ -16,16 +19,36 @@ x is at least `Phi(Phi^-1(p_A) - r / sigma) - Phi(Phi^-1(p_B) + r / sigma)`. Som
 *Proof.* `Phi^-1(q_k)` is 1/sigma-Lipschitz in L2 (Salman et al. 2019, lemma 2), and Phi increases. The half-spaces
 `z_1 <= sigma Phi^-1(p_A)` of y and `z_1 >= -sigma Phi^-1(p_B)` of k, with a third class in between, attain the bound.
 
-**Corollary (the radius).** F predicts y up to the distance r at which the bound of proposition 2 falls to tau. With
-`p_B = 1 - p_A` that distance is `r = sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))]`, Cohen's radius minus a constant. A
-smaller p_B gives a larger r, because the bound decreases with p_B. The half-spaces of proposition 2 and a standard
-classifier that predicts k attain r.
+**Corollary (the radius).** F predicts y up to the distance r at which the bound of proposition 2 falls to `gamma tau`.
+With `p_B = 1 - p_A` that distance is
+
+    r = sigma [Phi^-1(p_A) - Phi^-1((1 + gamma tau) / 2)],
+
+which for gamma = 1 is `sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))]`, Cohen's radius minus a constant. A smaller p_B gives a
+larger r, because the bound decreases with p_B. The half-spaces of proposition 2 and a standard classifier that predicts
+k (gamma = 1) or y (gamma = -1) attain r.
+
+**Proposition 3 (the larger of two radii).** Let the standard classifier be certified to predict y up to distance R, let
+r be the radius at gamma = 1, and let r' be the radius at gamma = -1. F predicts y up to `max(r, min(R, r'))`.
+
+*Proof.* F predicts y up to r by proposition 1 with gamma = 1, and up to min(R, r') with gamma = -1. Both radii must
+come from the same bounds p_A and p_B, so that both are valid whenever these two bounds hold. If the radii came from
+separate bounds, each with confidence 1 - delta, the larger radius would have only the confidence 1 - 2 delta.
 
 p_A and p_B are confidence bounds from draws (`confidence.py`). They do not depend on alpha, so the same two bounds give
 every radius for every alpha and beta. In these statements, v is the predicted class of the robust classifier itself.
 The transformation M, which may change the class under noise, is not applied.
 
-`docs/certified-robustness.md` names the origin of each statement and the limits of the certificates. Shapes: B images.
+**Origin.** Proposition 1 with gamma = 1 is the margin lemma of mixed classifiers (Bai et al., arXiv 2311.15165).
+Proposition 2 is the bound of Cohen et al. (1902.02918), Salman et al. (1906.04584) and, for thresholds on margins,
+Kumar et al. 2020. The radius is a corollary of the two. With T = 0 the mixed classifier is a compositional
+architecture, as in Certify or Predict (Mueller et al. 2021) and ACES (Horvath et al. 2022, 2204.00487), whose gate is
+the robust margin.
+
+**Limits.** The proofs are for exact real arithmetic. Floating point can break smoothing in constructed cases (Voracek
+and Hein 2023).
+
+Shapes: B images.
 """
 
 import torch
@@ -37,7 +60,9 @@ _WIDEST = 80.0  # standard deviations: Phi^-1 of any float64 in (0, 1) is within
 _HALVINGS = 70  # from 160 standard deviations to below 1e-16 of one
 
 
-def certified_radius(p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B: Tensor | None = None) -> Tensor:
+def certified_radius(
+    p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B: Tensor | None = None, std_lead: float = 1.0
+) -> Tensor:
     """Return the L2 radius up to which the class cannot change (the corollary above), (B,) float64.
 
     A negative radius means that the class is not certified even at the image itself.
@@ -47,6 +72,7 @@ def certified_radius(p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B:
         sigma: standard deviation of the noise, in units of the pixel range [0, 1].
         alpha: the weight of the robust classifier, above 1/2.
         p_second_B: upper bounds of the vote for every other class; by default `1 - p_top`.
+        std_lead: gamma of proposition 1, in [-1, 1].
 
     Raises:
         InvalidInputError: if sigma or alpha is out of range, or if votes are outside [0, 1].
@@ -56,8 +82,10 @@ def certified_radius(p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B:
     tensor([0.5816, 0.0633], dtype=torch.float64)
     >>> certified_radius(votes, sigma=0.25, alpha=0.8)
     tensor([ 0.5019, -0.0163], dtype=torch.float64)
+    >>> certified_radius(votes, sigma=0.25, alpha=0.8, std_lead=-1.0)
+    tensor([0.6612, 0.1430], dtype=torch.float64)
     """
-    p_top_B, needed = _votes("p_top_B", p_top_B), needed_margin(alpha)
+    p_top_B, needed = _votes("p_top_B", p_top_B), needed_margin(alpha, std_lead)
     _require_sigma(sigma)
     half = torch.tensor(0.5 + 0.5 * needed, dtype=torch.float64)
     closed_B: Tensor = sigma * (torch.special.ndtri(p_top_B) - torch.special.ndtri(half))
@@ -70,6 +98,20 @@ def certified_radius(p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B:
         held_B = smoothed_margin(p_top_B, p_second_B, middle_B) > needed
         low_B, high_B = torch.where(held_B, middle_B, low_B), torch.where(held_B, high_B, middle_B)
     return torch.maximum(closed_B, low_B * sigma)  # in exact arithmetic the second is never smaller
+
+
+def radius_with_std(p_top_B: Tensor, p_second_B: Tensor, std_radius_B: Tensor, *, sigma: float, alpha: float) -> Tensor:
+    """Return the radius of proposition 3, (B,) float64; errors as in `certified_radius`.
+
+    Args:
+        std_radius_B: the L2 radius up to which the standard classifier is certified to predict the class, 0 for none.
+    """
+    any_std_B, own_std_B = (
+        certified_radius(p_top_B, sigma=sigma, alpha=alpha, p_second_B=p_second_B, std_lead=lead)
+        for lead in (1.0, -1.0)
+    )
+    with_std_B = torch.minimum(own_std_B, std_radius_B.to(own_std_B))
+    return torch.where(std_radius_B.to(own_std_B) > 0, torch.maximum(any_std_B, with_std_B), any_std_B)
 
 
 def smoothed_margin(p_top_B: Tensor, p_second_B: Tensor, distance_B: Tensor | float) -> Tensor:
@@ -95,8 +137,8 @@ def vote_needed(radius: float, *, sigma: float, alpha: float) -> float:
     return float(torch.special.ndtr(radius / sigma + torch.special.ndtri(half)))
 
 
-def needed_margin(alpha: float) -> float:
-    """Return tau of proposition 1, the robust margin that has to be exceeded.
+def needed_margin(alpha: float, std_lead: float = 1.0) -> float:
+    """Return `gamma tau` of proposition 1, the robust margin that has to be exceeded.
 
     Raises:
         InvalidInputError: if alpha is not in (0.5, 1].
@@ -106,7 +148,7 @@ def needed_margin(alpha: float) -> float:
             f"alpha={alpha} cannot be certified: up to 1/2 the standard classifier alone decides. "
             "Give an alpha in (0.5, 1]"
         )
-    return (1 - alpha) / alpha
+    return std_lead * (1 - alpha) / alpha
 
 
 def _votes(name: str, votes_B: Tensor) -> Tensor:

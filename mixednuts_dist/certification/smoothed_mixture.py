@@ -18,8 +18,8 @@ from ..attacks.verification import Verifier, check_images
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import tempered_log_probs
-from .certificates import certified_radius
-from .smoothing import ABSTAINS, SmoothingPlan, Votes, smoothed_votes
+from .certificates import radius_with_std
+from .smoothing import ABSTAINS, SmoothingPlan, Votes, mixed_votes, smoothed_votes
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,17 @@ class SmoothedMixture(nn.Module):
             seed: makes the result reproducible, and is then no longer secret; by default a new one from `secrets`.
         """
         votes = self._votes(x_BCHW, n, seed, None)
-        std_BK = tempered_log_probs(self._logits(self.mixed.std, x_BCHW).double(), self.mixed.mixture.temperature).exp()
-        classes_B = votes.settled_classes(std_BK.cpu(), replace(self.plan, n=n).looks, self.mixed.mixture)
+        classes_B = votes.settled_classes(self._std_BK(x_BCHW), replace(self.plan, n=n).looks, self.mixed.mixture)
         return classes_B.to(x_BCHW.device)
 
     def certify(
-        self, x_BCHW: Tensor, n: int = 10_000, *, seed: int | None = None, sample_ids: Sequence[int] | None = None
+        self,
+        x_BCHW: Tensor,
+        n: int = 10_000,
+        *,
+        seed: int | None = None,
+        sample_ids: Sequence[int] | None = None,
+        std_radius_B: Tensor | None = None,
     ) -> CertifiedClasses:
         """Return classes and the L2 radii within which no perturbation changes them.
 
@@ -87,15 +92,32 @@ class SmoothedMixture(nn.Module):
             seed: as in `predict`; the seed of a run and `sample_ids` repeat the noise of its certify stage, on the same
                 kind of device.
             sample_ids: the numbers of the images in their dataset; by default their positions in the batch.
+            std_radius_B: the L2 radius up to which the standard classifier is certified to keep its class, per image, 0
+                for none. The radius must not be a statistical bound, because the errors of two such bounds add up.
         """
         votes = self._votes(x_BCHW, n, seed, sample_ids)
-        top_B, second_B = replace(self.plan, n=n).looks.vote_bounds(votes.counts_BK, votes.classes)
-        radii_B = certified_radius(top_B, sigma=self.plan.sigma, alpha=self.mixed.alpha, p_second_B=second_B)
-        classes_B = torch.where(radii_B > 0, votes.classes, ABSTAINS)
-        return CertifiedClasses(classes_B.to(x_BCHW.device), radii_B.clamp_min(0).to(x_BCHW.device))
+        classes_B, radius_B = votes.classes, torch.zeros(len(x_BCHW), dtype=torch.float64)
+        if std_radius_B is not None:
+            if self.mixed.mixture.temperature > 0:
+                raise InvalidInputError("std_radius_B needs temperature 0: other votes are not one-hot")
+            if std_radius_B.shape != radius_B.shape:
+                raise InvalidInputError(f"std_radius_B has shape {tuple(std_radius_B.shape)}. Give one per image")
+            std_BK, known_B = self._std_BK(x_BCHW), std_radius_B.cpu() > 0
+            mixed_B = mixed_votes(std_BK, votes.chosen_counts_BK, self.mixed.mixture).argmax(dim=1)
+            classes_B = torch.where(known_B, mixed_B, classes_B)  # chosen before the draws that bound its vote
+            radius_B = torch.where(known_B & (std_BK.argmax(dim=1) == classes_B), std_radius_B.cpu().double(), 0.0)
+        bounds = replace(self.plan, n=n).looks.vote_bounds(votes.counts_BK, classes_B)
+        radii_B = radius_with_std(*bounds, radius_B, sigma=self.plan.sigma, alpha=self.mixed.alpha)
+        held_B = radii_B > 0
+        classes_B, radii_B = torch.where(held_B, classes_B, ABSTAINS), torch.where(held_B, radii_B, 0.0)
+        return CertifiedClasses(classes_B.to(x_BCHW.device), radii_B.to(x_BCHW.device))
 
     def extra_repr(self) -> str:
         return f"sigma={self.plan.sigma:g}, confidence={self.plan.confidence:g}"
+
+    def _std_BK(self, x_BCHW: Tensor) -> Tensor:  # noqa: N802
+        logits_BK = self._logits(self.mixed.std, x_BCHW).double()
+        return tempered_log_probs(logits_BK, self.mixed.mixture.temperature).exp().cpu()
 
     @torch.no_grad()
     def _votes(self, x_BCHW: Tensor, n: int, seed: int | None, sample_ids: Sequence[int] | None) -> Votes:

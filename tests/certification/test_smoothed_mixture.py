@@ -105,6 +105,17 @@ def test_a_known_seed_is_exploited_and_a_secret_one_is_not() -> None:
     assert float((repeats == 1).double().mean()) <= 0.1
 
 
+def test_a_certified_std_is_used_up_to_its_own_radius() -> None:
+    """Class 0 has 0.58 of the votes; alpha 0.8 certifies only with a `std` that keeps class 0."""
+    model = toy(0, 0.8)
+    x = torch.tensor([0.64, 0.5, 0.0, 0.0]).view(1, 1, 2, 2).expand(3, -1, -1, -1)
+    assert model.certify(x, n=2000, seed=0).classes.tolist() == [ABSTAINS] * 3
+    found = model.certify(x, n=2000, seed=0, std_radius_B=torch.tensor([0.0, 0.02, 5.0]))
+    assert found.classes.tolist() == [ABSTAINS, 0, 0]
+    assert float(found.radii[1]) == pytest.approx(0.02)
+    assert 0.1 < float(found.radii[2]) < 5.0
+
+
 def test_predicted_counts_abstentions_as_errors() -> None:
     counts = torch.tensor([[990, 10], [520, 480], [480, 520], [10, 990]], dtype=torch.int32)
     plan = SmoothingPlan(0.25, 1000, 0.999, 100, (1.0,), (0.1,), stop_when_decided=False)
@@ -142,6 +153,7 @@ def test_std_decides_where_its_share_outweighs_the_votes() -> None:
         ({}, {"n": 0}, "n=0"),
         ({}, {"x_BCHW": torch.full((1, 1, 8, 8), 255.0)}, r"in \[0, 1\]"),
         ({}, {"sample_ids": [1]}, "sample_ids"),
+        ({}, {"n": 20, "std_radius_B": torch.tensor([0.1])}, "Give one per image"),
     ],
 )
 def test_bad_arguments_are_errors(settings: dict[str, float], keys: dict[str, Any], message: str) -> None:
