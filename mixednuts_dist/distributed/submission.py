@@ -9,6 +9,7 @@ was used before. A run is identified by its run id, and resumes from its storage
 
 import asyncio
 import shlex
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..errors import ClusterError
 
 _PACKAGE = Path(__file__).parents[1]
 _STAYS = [".git", ".venv", "runs"]  # not uploaded, in addition to the names in .gitignore
+_MOST_BYTES = 100 << 20  # the limit of the dashboard
 
 
 def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str) -> str:
@@ -28,11 +30,41 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
     Raises:
         ClusterError: if the dashboard is unreachable or rejects the upload.
     """
+    _require_small(folder)
     command = ["python", "-m", _PACKAGE.name, *arguments]
     entrypoint, declared, metadata = shlex.join(command), runtime_env(folder), {"run_id": run_id}
     return str(
         _call(address, lambda client: client.submit_job(entrypoint=entrypoint, runtime_env=declared, metadata=metadata))
     )
+
+
+def _require_small(folder: Path) -> None:
+    """Reject a folder that is too large for Ray's dashboard.
+
+    Raises:
+        ClusterError: naming the largest files, if they hold more than `_MOST_BYTES`.
+    """
+    sizes = {path: path.stat().st_size for path in _travelling(folder)}
+    total = sum(sizes.values())
+    if total > _MOST_BYTES:
+        largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] >> 20:,} MiB)" for path in largest)
+        raise ClusterError(
+            f"{folder} holds {total >> 20:,} MiB, and a job's folder may hold {_MOST_BYTES >> 20} MiB; the largest "
+            f"files are {named}. Name them in .gitignore, and give weights and images as URIs or paths that every node "
+            "can read (docs/run-on-a-cluster.md)"
+        )
+
+
+def _travelling(folder: Path) -> list[Path]:
+    """Return the files that are uploaded: those that git lists or, without a repository, all except `_STAYS`."""
+    try:
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout.decode().split("\0")
+        files = [folder / name for name in listed if name]
+    except (OSError, subprocess.CalledProcessError):
+        files = [*folder.rglob("*")]
+    return [path for path in files if path.is_file() and path.relative_to(folder).parts[0] not in _STAYS]
 
 
 def runtime_env(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mixednuts_dist.distributed.submission import runtime_env
+from mixednuts_dist.distributed.submission import runtime_env, submit_job
+from mixednuts_dist.errors import ClusterError
 from mixednuts_dist.images.datasets import open_dataset
 from tests.helpers.local_head import Head, awaited, job_of, stop
 from tests.helpers.runs import tiny_content
@@ -130,3 +131,13 @@ def test_the_package_travels_where_the_folder_does_not_hold_it(tmp_path: Path) -
     declared = runtime_env(tmp_path)
     assert declared["py_modules"] == [str(ROOT / "mixednuts_dist")]
     assert "env_vars" not in declared
+
+
+def test_submit_rejects_a_large_folder_with_its_largest_files(tmp_path: Path) -> None:
+    for name, n_mib in (("std.pth", 90), ("images.npz", 20), (".venv/big", 500)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            file.truncate(n_mib << 20)
+    with pytest.raises(ClusterError, match=r"holds 110 MiB.* 100 MiB; .*std\.pth \(90 MiB\).*every node can read"):
+        submit_job("http://127.0.0.1:1", ["run", "mine.yaml"], folder=tmp_path, run_id="mine")
