@@ -13,14 +13,13 @@ from torch import Tensor
 
 from ..config.register import ATTACKS, LOSSES
 from ..config.threat import ThreatModel
-from ..norms.ball import ball_of, per_image
+from ..norms.ball import MOMENTUM, ball_of, per_image
 from ..norms.l1 import project_on_l1, sparse_signs
 from .attack import Setting
 from .gradient_model import Outputs
 from .losses import anyone
 from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
-MOMENTUM = 0.75  # weight of the new step; the last displacement has the weight 1 - MOMENTUM
 RHO = 0.75  # condition 1: the step is halved if the loss rose in at most this share of the steps
 
 # In L1
@@ -87,11 +86,10 @@ class Apgd(Stepper[ApgdState]):
         return torch.where(per_image(starting, x_new), state.x_adv, x_new) if anyone(starting) else x_new
 
     def _step(self, state: ApgdState) -> Tensor:
-        weight = per_image(torch.where(state.iteration <= 1, 1.0, MOMENTUM), state.x)
-        step = per_image(state.step_size, state.x) * self.ball.steepest(state.grad)
-        z = self.ball.project(state.x_adv + step, state.x)
-        z = state.x_adv + (z - state.x_adv) * weight + state.displacement * (1 - weight)
-        return self.ball.project(z, state.x)
+        weight = torch.where(state.iteration <= 1, 1.0, MOMENTUM)
+        step_S111, weight_S111 = (per_image(each, state.x) for each in (state.step_size, weight))
+        direction = self.ball.steepest(state.grad)
+        return self.ball.ascend(state.x, state.x_adv, direction, step_S111, weight_S111, state.displacement)
 
     def loss(self, state: ApgdState, outputs: Outputs) -> Tensor:
         total = torch.zeros_like(state.loss_best)

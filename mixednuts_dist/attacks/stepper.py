@@ -199,4 +199,9 @@ def sent(values: Sequence[float], like: Tensor) -> Tensor:
 
 def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
     """Set `kept[chosen] = new[chosen]` in place, for a mask over the slots, without waiting for an accelerator."""
-    torch.where(per_image(chosen, kept), new, kept, out=kept)
+    if kept.device.type == "cpu":  # row by row: torch and numpy would gather the rows first and then scatter them
+        to, rows = kept.numpy(), new.detach().numpy()
+        for slot in chosen.numpy().nonzero()[0].tolist():
+            to[slot] = rows[slot]
+    else:
+        torch.where(per_image(chosen, kept), new, kept, out=kept)

@@ -15,8 +15,8 @@ the configuration: `extensions: [my_norm.py]`)::
 The decorator takes literals: the radii that a threat model may have (`usual`, a text for messages, `smallest` and
 `largest`), and `in_255ths` (messages write a radius as a fraction of 255).
 
-`length` and `steepest` are enough. Override `project`, `noise` or `random_start` if the defaults do not suit the norm.
- APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and
+`length` and `steepest` are enough. Override `project`, `noise`, `random_start` or `ascend` if the defaults do not suit
+the norm. APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and
 their register entries list the norms that they support, so a new norm is rejected.
 
 Shapes: B images of C x H x W.
@@ -33,6 +33,7 @@ from .random import normal
 
 ULP = 2.0**-23  # two rounding errors of float32 near 1: that of x + eps, and that of its distance to x
 TINY = 1e-12  # added to lengths before divisions, as published
+MOMENTUM = 0.75  # weight of the new step in APGD; the last displacement has the weight 1 - MOMENTUM
 
 
 class Ball:
@@ -78,6 +79,17 @@ class Ball:
         noise_BCHW = self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW)
         unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)
         return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
+
+    def ascend(
+        self, x: Tensor, x_adv: Tensor, direction: Tensor, step: Tensor, weight: Tensor, displacement: Tensor
+    ) -> Tensor:
+        """Return APGD's next point, P(x_adv + a (P(x_adv + step direction) - x_adv) + (1 - a) displacement).
+
+        P is the projection, and a is `weight`: `MOMENTUM`, or 1 in the first step. `step` and `weight` have the shape
+        (B, 1, 1, 1), the other arguments (B, C, H, W).
+        """
+        z = self.project(x_adv + step * direction, x)
+        return self.project(x_adv + (z - x_adv) * weight + displacement * (1 - weight), x)
 
 
 def ball_of(threat: ThreatModel) -> Ball:

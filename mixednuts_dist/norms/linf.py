@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..config.register import NORMS
-from .ball import Ball
+from .ball import MOMENTUM, Ball
 from .random import uniform
 
 
@@ -36,3 +36,15 @@ class Linf(Ball):
     def noise(self, keys_B: Tensor, shape: Sequence[int]) -> Tensor:
         """Return numbers that are uniform on [-1, 1)."""
         return 2 * uniform(keys_B, shape) - 1
+
+    def ascend(
+        self, x: Tensor, x_adv: Tensor, direction: Tensor, step: Tensor, weight: Tensor, displacement: Tensor
+    ) -> Tensor:
+        """Return the same point with fewer passes over the pixels and the same bits as the published operations.
+
+        Only exact products, with a sign or with 1/4, are fused with a sum.
+        """
+        low, high = (x - self.eps).clamp_(min=0), (x + self.eps).clamp_(max=1)
+        z = torch.addcmul(x_adv, direction, step).clamp_(low, high)
+        z.sub_(x_adv).mul_(weight).add_(x_adv).add_(displacement, alpha=1 - MOMENTUM)
+        return z.clamp_(low, high)
