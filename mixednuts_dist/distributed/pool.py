@@ -67,7 +67,7 @@ class Pool:
     _places: Places = field(default_factory=Places)
     _starts: Places = field(default_factory=Places)  # the nodes on which workers have failed to start
     _n_failed_starts: int = 0
-    _next_start: float = 0.0  # monotonic time before which no worker starts
+    _due: list[float] = field(default_factory=list)  # when the replacements of failed starts may begin
     _any_ready: bool = False  # whether any worker has ever been ready
 
     def run(self, partitions: WorkQueue) -> None:
@@ -118,14 +118,17 @@ class Pool:
         self.executor.export(self.spec.run_id, self.task.stage, {**self.counts, **numbers})
 
     def _start_workers(self, n_left: int) -> None:
-        """Start workers while partitions wait for them."""
-        if time.monotonic() < self._next_start:
-            return
-        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots)):
+        """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
+        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._n_delayed()):
             kept = self.executor.kept(self.spec, self.settings)
             slot = _Slot(kept or self.executor.begin(self.spec, self.settings), fresh=kept is None)
             self._slots.append(slot)
             self._begin(slot, "locate")
+
+    def _n_delayed(self) -> int:
+        """Return how many replacements of failed starts wait for their back-off."""
+        self._due = [due for due in self._due if due > time.monotonic()]
+        return len(self._due)
 
     def _give(self, slot: _Slot) -> None:
         """Give an idle worker its next partition, unless its place is bad."""
@@ -147,7 +150,7 @@ class Pool:
         errors = self._places.last_errors()
         if all(isinstance(error, StoreError) for error in errors):
             raise errors[0]
-        if len(ready) < len(self._slots) or time.monotonic() < self._next_start:  # other workers may come
+        if len(ready) < len(self._slots) or self._n_delayed():  # other workers may come
             return time.monotonic() - self._last_failure > self._places.back_off(slot.place)
         self._failures.raise_if_hopeless()
         return True
@@ -194,7 +197,7 @@ class Pool:
             self.counts["retries"] += 1
 
     def _start_failed(self, node: str, error: Exception) -> None:
-        """Record a failed start. The next start waits longer after each failure on the node.
+        """Record a failed start. Its replacement waits longer after each failure on the node.
 
         Raises:
             MixedNutsError: the worker's own, if no worker has ever been ready and none is likely to become ready.
@@ -202,7 +205,7 @@ class Pool:
         """
         self._n_failed_starts += 1
         self._starts.failed(node, error)
-        self._next_start = time.monotonic() + self._starts.back_off(node)
+        self._due.append(time.monotonic() + self._starts.back_off(node))
         n_workers = self.settings.n_workers if any(each.place for each in self._slots) else 1
         most = self.settings.compute.max_tries * n_workers
         is_likely = self._n_failed_starts < most and (self._slots or isinstance(error, WorkerLost))

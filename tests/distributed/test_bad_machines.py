@@ -154,6 +154,27 @@ def test_a_node_that_cannot_start_workers_ends_nothing(tmp_path: Path, error: Ex
     assert 8 < len(stage.executor.started) < 60, "starts wait longer after each failure"
 
 
+def test_a_failed_start_delays_only_its_own_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node b cannot start a worker, and a worker that then dies on node a is replaced at once."""
+    monkeypatch.setattr(Places, "FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(Places, "LAST_SECONDS", 60.0)
+
+    def fail() -> None:
+        raise RuntimeError("no driver")
+
+    def die(_: Partition) -> None:
+        time.sleep(0.5)
+        raise WorkerLost("preempted", machine=True)
+
+    def make(i: int) -> Machine:
+        return Machine(Place("b"), good, fail) if i == 2 else Machine(Place("a"), die if i == 1 else good)
+
+    started = time.monotonic()
+    stage = Stage(tmp_path, make, 2, 20)
+    stage.require_complete()
+    assert time.monotonic() - started < 30
+
+
 def test_a_start_that_fails_everywhere_ends_the_stage(tmp_path: Path) -> None:
     def other_weights() -> None:
         raise BaseClassifierError("this machine holds other weights")
