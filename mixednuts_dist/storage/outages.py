@@ -93,6 +93,11 @@ def conditionally(call: Callable[[], object], unconditional: Callable[[], object
     return True
 
 
+def has_expired(error: Exception) -> bool:
+    """Whether the server no longer accepts the access token or key. The user may have renewed it meanwhile."""
+    return _answer(error)[1] in {"InvalidAccessKeyId", *_EXPIRED}
+
+
 def has_no_bucket(error: Exception) -> bool:
     """Whether the bucket of a file does not exist."""
     return _answer(error)[1] == "NoSuchBucket"

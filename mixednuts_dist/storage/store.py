@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
-from .outages import PATIENCE_SECONDS, conditionally, has_no_bucket, patiently
+from .outages import PATIENCE_SECONDS, conditionally, has_expired, has_no_bucket, patiently
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ _S3_OPTIONS = {
         "max_pool_connections": _CONNECTIONS,
     },
 }
+_RENEWING = threading.Lock()
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -124,8 +126,16 @@ class Store:
 
     def _bytes(self, path: str, start: int | None, stop: int | None) -> bytes | None:
         where, n_bytes = self._at(path), _LARGE_FILE if start is None else (stop or 0) - start
-        read = partial(self._call, "cat_file", where, n_bytes=n_bytes, start=start, end=stop)
-        return self._if_found(path, lambda: bytes(read()), None)
+
+        def read() -> bytes:
+            try:
+                return bytes(self._call("cat_file", where, n_bytes=n_bytes, start=start, end=stop))
+            except OSError as error:
+                if start is None or error.errno != errno.EINVAL:
+                    raise
+                return b""  # S3 rejects a range that begins after the end of an object
+
+        return self._if_found(path, read, None)
 
     def write(self, path: str, content: bytes) -> None:
         """Write a whole file in one atomic step; an existing one is replaced."""
@@ -194,7 +204,21 @@ class Store:
         self._fs.invalidate_cache()
         if self._fs.async_impl:
             options["timeout"] = ANSWER_SECONDS + n_bytes / _SLOWEST
-        return getattr(self._fs, method)(where, *content, **options)
+        return self._renewing(partial(getattr(self._fs, method), where, *content, **options))
+
+    def _renewing(self, call: Callable[[], Result]) -> Result:
+        """Return `call()`; if a token has expired, read the profile file, which may have a new one, and try again."""
+        used = getattr(self._fs, "_s3", None)
+        try:
+            return call()
+        except Exception as error:
+            if not has_expired(error):
+                raise
+        with _RENEWING:
+            if self._fs._s3 is used:  # otherwise another thread has already read the file again
+                self._fs.session = None
+                self._fs.connect(refresh=True)
+        return call()
 
     def _patiently(self, path: str, call: Callable[[], Result]) -> Result:
         return patiently(call, self.address(path), self._patience)

@@ -26,14 +26,15 @@ class FaultProxy(ThreadingHTTPServer):
         self.server, self.endpoint = endpoint.removeprefix("http://"), f"http://127.0.0.1:{self.server_port}"
         self.fault, self.faults_left, self.corrupted_share, self.n_corrupted = "", 0, 0.0, 0
         self.delay, self.n_requests, self.draw = 0.0, 0, random.Random(0)
+        self.refused_key = "no key"  # the proxy refuses requests that this key signs
         self._refusal, self._refuse_after, self._refuse_at = (0, ""), NEVER, ""
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def refuse(self, status: int, code: str, at: str = "") -> None:
-        """Refuse every request, or those from the first write of a path that matches `at` on."""
+    def refuse(self, status: int, code: str, after: int = 0, at: str = "") -> None:
+        """Refuse every request after the next `after` ones, or from the first write of a path that matches `at`."""
         self._refusal, self._refuse_at = (status, code), at
-        self._refuse_after = NEVER if at else self.n_requests
+        self._refuse_after = NEVER if at else after + self.n_requests
 
     def pass_on(self) -> None:
         """Refuse nothing any more."""
@@ -52,7 +53,8 @@ class FaultProxy(ThreadingHTTPServer):
                 return (503, "SlowDown") if self.fault == "slow down" else self.fault
             if self._refuse_at and request.command in ("PUT", "POST") and re.search(self._refuse_at, request.path):
                 self._refuse_after = 0
-            return self._refusal if self.n_requests > self._refuse_after else ""
+            signed = f"Credential={self.refused_key}/" in request.headers.get("Authorization", "")
+            return self._refusal if signed or self.n_requests > self._refuse_after else ""
 
     def damaged(self, content: bytes) -> bytes:
         """Flip a byte of a share of the files, or cut them."""

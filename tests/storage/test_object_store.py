@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +163,12 @@ def test_what_waiting_cannot_help_is_told_at_once(
         Store(f"s3://{bucket}/run").write("file", b"")
     for secret in (object_store.secret, "wrong0wrong0wrong"):
         assert secret not in str(caught.value)
+
+
+def test_an_empty_file_exists(object_store: ObjectStore, tmp_path: Path) -> None:
+    """Another program may have truncated a file."""
+    for store in (Store(object_store.uri("empty")), Store(str(tmp_path))):
+        assert not store.exists("run.yaml")
+        store.write("run.yaml", b"")
+        assert store.exists("run.yaml")
+        assert store.read("run.yaml") == b""

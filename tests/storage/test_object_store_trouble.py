@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import s3fs
 import yaml
 from click.testing import CliRunner
 
@@ -37,6 +38,35 @@ def test_expired_token_and_wrong_clock_raise_at_once(
     with pytest.raises(StoreError, match=message) as caught:
         getattr(store, call)("a/file", *content)
     assert object_store.secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("call", ["read", "create"])
+def test_rewritten_token_file_is_read_again(
+    object_store: ObjectStore, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+) -> None:
+    """External tools renew `~/.aws/credentials`, which botocore reads only once."""
+
+    def give(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {object_store.secret}\n")
+
+    file = tmp_path / "credentials"
+    Store(object_store.uri("file")).write("there", b"1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    give("expired")
+    fault_proxy.refuse(*EXPIRED[:2], after=1 << 60)
+    fault_proxy.refused_key = "expired"
+    store = Store(object_store.uri("file"))
+    with pytest.raises(StoreError, match="the access token has expired"):
+        store.read("there")
+    give("tests")
+
+    acts = {"read": lambda _: store.read("there"),
+            "create": lambda i: store.create(f"new-{i}", b"2")}  # fmt: skip
+    assert concurrently(acts[call], range(4)) == [b"1" if call == "read" else True] * 4
+    assert "there" in store.names("")
 
 
 @pytest.mark.slow
