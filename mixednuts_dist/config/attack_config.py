@@ -49,6 +49,9 @@ class AttackConfig(Section):
 class EvaluateConfig(Section):
     """The adaptive AutoAttack on the mixed classifier."""
 
+    preset: Literal["standard", "fast"] = Field(default="standard", exclude=True)
+    """Set of default values for the keys below. `fast`, for a first look, takes about a tenth of the passes and is not
+    AutoAttack."""
     attacks: tuple[Annotated[str, Registered(ATTACKS)], ...] = Field(
         default=("apgd-ce", "apgd-t", "fab-t", "square"), min_length=1
     )
@@ -80,8 +83,12 @@ class EvaluateConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_version(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping) or content.get("version", "standard") == "standard":
+    def _of_preset_and_version(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        if content.get("preset") == "fast":
+            content = {**FAST, **content}
+        if content.get("version", "standard") == "standard":
             return content
         version = version_named(str(content["version"]))
         if tuple(content.get("attacks", version.attacks)) != version.attacks:

@@ -73,9 +73,9 @@ class RunConfig(Section):
     """Precision in which attacks compute gradients. `auto` selects the fastest one for each network, once per run and
     device type. Stored results are always computed in float32."""
     preset: Literal["standard", "fast", "paper"] = Field(default="standard", exclude=True)
-    """Set of default values for other keys. `fast`, for a first look, takes about a tenth of the passes and is not
-    AutoAttack. `paper` restores the algorithm and the evaluation of the paper: its criterion and quantile, float32, and
-    no refinement rounds, extra restarts, joint attack, or warm start."""
+    """Set of default values for other keys. `fast`, for a first look, sets `evaluate.preset: fast` and the same
+    iterations and targets in `attack`. `paper` restores the algorithm and the evaluation of the paper: its criterion
+    and quantile, float32, and no refinement rounds, extra restarts, joint attack, or warm start."""
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()

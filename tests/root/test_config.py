@@ -160,6 +160,9 @@ def test_preset_sets_keys_that_others_override() -> None:
     assert fast.run_id() == parse_config({**MINIMAL, **by_hand}).run_id() != parse_config(MINIMAL).run_id()
     assert parse_config(changed("preset", "standard")).run_id() == parse_config(MINIMAL).run_id()
     longer = parse_config({**MINIMAL, "preset": "fast", "evaluate": {"n_iter": 70}}).evaluate
+    only_evaluation = parse_config(changed("evaluate.preset", "fast"))
+    assert only_evaluation.evaluate.model_dump() == fast.evaluate.model_dump()
+    assert only_evaluation.attack_determinants() == parse_config(MINIMAL).attack_determinants()
     assert (longer.n_iter, longer.attacks) == (70, tuple(FAST["attacks"]))
     assert fast.evaluate.notes != [] == longer.notes
 
