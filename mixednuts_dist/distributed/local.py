@@ -134,7 +134,8 @@ def _ending(code: int) -> str:
     """Describe how a process ended, as in "exit status 3" or "killed by signal 11 (SIGSEGV)"."""
     if code >= 0:
         return f"exit status {code}"
-    return f"killed by signal {-code} ({signal.Signals(-code).name}){_OUT_OF_MEMORY if -code == signal.SIGKILL else ''}"
+    known = signal.Signals(-code).name if -code in {*signal.Signals} else "real-time"
+    return f"killed by signal {-code} ({known}){_OUT_OF_MEMORY if -code == signal.SIGKILL else ''}"
 
 
 def serve() -> None:
