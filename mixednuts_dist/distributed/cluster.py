@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def _start() -> None:
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
             # Listen on loopback, which Ray would replace by the machine's own address. Workers share the environment of
             # the driver; under `uv run`, Ray would build one for each.
-            with _replaced("ray_constants", ENABLE_RAY_CLUSTER=False, RAY_ENABLE_UV_RUN_RUNTIME_ENV=False):
+            with _replaced(ENABLE_RAY_CLUSTER=False, RAY_ENABLE_UV_RUN_RUNTIME_ENV=False):
                 _init(address="local", include_dashboard=False)
             return
         except Exception as error:  # Ray has no exception class for a failed start
@@ -149,15 +150,32 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _init(**options: Any) -> None:
-    """Call `ray.init` without its handler for SIGTERM, which would end the command by `sys.exit`."""
-    with _replaced("utils", set_sigterm_handler=lambda _: None):
+    """Call `ray.init`, and restore the caller's signal handlers afterwards.
+
+    Ray installs two handlers for SIGTERM: one prints a stack trace, and one calls `sys.exit(SIGTERM)`. If the signal
+    arrives meanwhile, it is raised again for the caller's handler.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
+    received = False
+    try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    except SystemExit as error:
+        received = bool(before) and error.code == signal.SIGTERM
+        if not received:
+            raise
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was not set from Python
+                signal.signal(number, handler)
+        if received:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager
-def _replaced(module: str, **values: Any) -> Iterator[None]:
-    """Replace attributes of a private module of Ray, because `ray.init` has no arguments for these settings."""
-    attributes = vars(importlib.import_module(f"ray._private.{module}"))
+def _replaced(**values: Any) -> Iterator[None]:
+    """Replace private constants of Ray, because `ray.init` has no arguments for these settings."""
+    attributes = vars(importlib.import_module("ray._private.ray_constants"))
     before = {name: attributes.get(name) for name in values}  # some versions lack one
     attributes.update(values)
     try:
