@@ -138,9 +138,8 @@ class Failures:
     stage: str
     max_tries: int
     any_done: bool = False  # whether any partition was finished
-    _nodes: dict[Partition, list[str | None]] = field(
-        default_factory=dict
-    )  # where its tries failed; None: a lost machine
+    # Partition -> the nodes on which its tries failed, with None for a lost machine.
+    _nodes: dict[Partition, list[str | None]] = field(default_factory=dict)
     _quarantined: dict[Partition, str] = field(default_factory=dict)  # -> the reason as a sentence
     _last: tuple[Partition, str, Exception] | None = None  # the last failed try
 

@@ -88,10 +88,13 @@ class Table:
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            whole = [cell_text(row[index], intervals=intervals) for row in self.rows if isinstance(row[index], Count)]
-            if not index:
-                whole = [cell_text(row[0])[:_NAME_WIDTH] for row in self.rows]
-            widest = max(map(len, whole), default=None)  # a heading may wrap, a count or a short name may not
+            if index:
+                uncut = [
+                    cell_text(row[index], intervals=intervals) for row in self.rows if isinstance(row[index], Count)
+                ]
+            else:
+                uncut = [cell_text(row[0])[:_NAME_WIDTH] for row in self.rows]
+            widest = max(map(len, uncut), default=None)  # a heading may wrap, a count or a short name may not
             shown.add_column(Text(heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
             texts = [Text(cell_text(cell, intervals=intervals)) for cell in row]
