@@ -6,6 +6,7 @@ file in the configuration: `extensions: [my_attack.py]`). `examples/pgd.py` is a
 `options` lists the keys of the budget that the attack uses. The decorator also takes `norms` (by default, the attack
 supports all of them), `gradients=False` (the attack may run on black boxes; then set `Stepper.gradient_every = 0`),
 `mixtures_only`, and `then_on_mixtures`: attacks that follow on mixed classifiers and are reported under this name.
+If a stepper has settings, declare them as fields of a frozen dataclass: the runs of equal steppers share a batch.
 
 The scheduler does the rest (`scheduler.py`). It keeps each run's point with the smallest margin and verifies it. An
 image takes the runs of a plan one after another. Only consecutive runs with the same `Run.block` and the same stepper
