@@ -22,9 +22,9 @@ ON_CPU = 64  # rows of a pass on a CPU; more rows of a large network are hardly 
 MOST_ON_CPU = 128  # rows of a library call with many images on a CPU, which is faster for small networks
 SMALLEST = 4  # smaller shapes differ in float32 on every CPU that was measured
 MOST = 4096  # most rows that `largest_rows` tries
-ON_CARD = 256  # most rows of a library call on an accelerator, by default; runs measure instead
+ON_CARD = 512  # most rows of a library call on an accelerator, by default; runs measure instead
 STATE_IMAGES = 64  # image-sized arrays that the attacks keep per row of a pass
-FLOAT32_ROWS = 16  # rows of float32 passes on an accelerator
+FLOAT32_ROWS = 32  # rows of verifications on an accelerator
 
 _SMALL_NETWORK = 4_000_000  # weights
 _NEARLY = 0.95  # share of the highest number of images per second
@@ -42,11 +42,11 @@ class BatchShape:
     Args:
         rows: images per pass. The number is halved when memory runs out, with a warning.
         fixed: use no smaller shape even if it gives the same bits.
-        float32_rows: rows of verifications and of float32 runs after low-precision ones; `rows` by default. On a GPU a
-            float32 row takes about ten times as long as a bfloat16 row, and few images need one.
+        float32_rows: rows of verifications; `rows` by default. On a GPU, an image in full float32 takes about ten times
+            as long as one in bfloat16 or TF32, and few images are verified at a time.
 
-    All passes of a call or a worker share one object. `float32` is the shape of float32 passes; without `float32_rows`,
-    it is the object itself.
+    All passes of a call or a worker share one object. `float32` is the shape of verifications; without
+    `float32_rows`, it is the object itself.
 
     Example:
         >>> shape = BatchShape(64)

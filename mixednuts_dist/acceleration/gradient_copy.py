@@ -84,16 +84,16 @@ def frozen_copy(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
-def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
+def folded(network: nn.Module, x_BCHW: Tensor, *, channels_last: bool = True) -> nn.Module:
     """Return a frozen float32 copy whose passes are faster, or `network` itself if no copy works.
 
-    Batch normalization is folded into the convolutions. On a CPU, convolutions always use the channels-last format,
-    which is up to 40% faster. The format affects the last bits of results, so timing does not choose it. The logits of
-    a copy have to agree with those of `network`, both for many images and for one.
+    Batch normalization is folded into the convolutions. The channels-last format makes convolutions up to 40% faster on
+    a CPU, and in TF32 on a GPU. It affects the last bits of results, so timing does not choose it. The logits of a copy
+    have to agree with those of `network`, both for many images and for one.
     """
     layers = list(network.modules())
     folds = any(isinstance(layer, _BatchNorm) for layer in layers)
-    channels_last = x_BCHW.device.type == "cpu" and any(isinstance(layer, nn.Conv2d) for layer in layers)
+    channels_last &= any(isinstance(layer, nn.Conv2d) for layer in layers)
     for fold in [True] * folds + [False] * channels_last:
         try:
             made = _fold(frozen_copy(network)).requires_grad_(False) if fold else frozen_copy(network)

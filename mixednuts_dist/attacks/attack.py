@@ -34,7 +34,8 @@ class Setting:
     budget: AttackBudget
     n_classes: int
     model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
-    low_precision: bool = False  # passes compute below float32, except for runs with `float32`
+    low_precision: bool = False  # passes compute in bfloat16, except for runs with `float32`
+    tf32: bool = False  # runs with `float32` compute in TF32, which takes little longer than bfloat16
 
     @property
     def targets(self) -> range:

@@ -118,8 +118,9 @@ class AttackedModel:
             return cls(model, GradientModel(_passes_through(model, mode)))
         copied = copies.of_model(model, like_BCHW, rows)
         fast = GradientModel(_passes_through(copied.fast, mode), "tf32" in copied.precisions, copies.compile)
-        float32 = GradientModel(_passes_through(copied.float32, mode)) if copied.is_low_precision else None
-        return cls(model, fast, float32)
+        if not copied.is_low_precision:
+            return cls(model, fast)
+        return cls(model, fast, GradientModel(_passes_through(copied.float32, mode), tf32=like_BCHW.is_cuda))
 
 
 def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]:

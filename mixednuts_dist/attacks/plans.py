@@ -31,8 +31,9 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     apgd = [place for place, runs in enumerate(planned) if any(isinstance(run.stepper, Apgd) for run in runs)]
     for place, (name, runs) in enumerate(zip(attacks, planned, strict=True)):
         repeated = [run for run in runs if setting.low_precision and run.stepper.repeats_in_float32]
-        if repeated and place <= min(apgd, default=place):
-            # No earlier attack shows which images are borderline, so all images take the float32 runs alone.
+        if repeated and (setting.tf32 or place <= min(apgd, default=place)):
+            # Without an earlier APGD attack, it is unknown which images are borderline. In TF32, passes of full batches
+            # take less time in all than passes in bfloat16 and passes of batches with few borderline images.
             plan += [replace(run, float32=True) for run in runs]
         else:
             plan += [*runs, *(replace(run, float32=True, wanted=setting.is_borderline) for run in repeated)]

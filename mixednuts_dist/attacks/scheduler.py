@@ -222,15 +222,16 @@ class Scheduler:
     def _make_plan(self, n_classes: int) -> None:
         model, fast, float32 = self.attacked.model, self.attacked.fast, self.attacked.float32
         subject = model.model if isinstance(model, Draws) else model
-        setting = Setting(self._threat, self._budget, n_classes, subject, low_precision=float32 is not None)
+        setting = Setting(
+            self._threat, self._budget, n_classes, subject, low_precision=float32 is not None,
+            tf32=float32 is not None and float32.tf32,
+        )  # fmt: skip
         plan = self._planner(setting, self.attacks)
         self._step_at |= {place: run.attack for place, run in enumerate(plan)}
         models = {False: (fast, PassSizes(self.shape, None if fast.compiled else fast.probe))}
-        models[True] = models[False] if float32 is None else (float32, PassSizes(self.shape.float32, float32.probe))
-        # Runs with the same stepper and precision share a batch. Float32 passes with their own batch shape come last.
-        keys, apart = [(run.stepper, run.float32) for run in plan], self.shape.float32 is not self.shape
-        in_order = sorted(dict.fromkeys(keys), key=lambda key: apart and key[1])
-        batches = {key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken) for key in in_order}
+        models[True] = models[False] if float32 is None else (float32, PassSizes(self.shape, float32.probe))
+        keys = [(run.stepper, run.float32) for run in plan]  # runs with the same stepper and precision share a batch
+        batches = {key: Batch(key[0], *models[key[1]], self._like, self._stop_when_broken) for key in keys}
         self._batches = list(batches.values())
 
         def block(placed: tuple[int, Run]) -> tuple[Any, str | int]:

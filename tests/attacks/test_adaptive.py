@@ -61,6 +61,8 @@ def test_square_and_fab_use_low_precision_only_after_apgd() -> None:
     assert [run.float32 for run in plan if run.attack == "square"] == [True]
     assert all(run.wanted is None for run in plan if run.attack == "square")
     assert [run.float32 for run in plan if run.attack == "fab-t"] == [False] * 3 + [True] * 3
+    in_tf32 = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True, tf32=True), ["apgd-ce", "fab-t"])
+    assert [run.float32 for run in in_tf32 if run.attack == "fab-t"] == [True] * 3
 
 
 @pytest.mark.parametrize("plan_of", [margin_plan, lambda setting: ensemble_plan(setting, ["apgd-ce", "apgd-t"])])
