@@ -40,7 +40,7 @@ STEPS: dict[str, Step] = {
 }
 RATES: dict[str, Step] = {
     "rate of WRN-28-10": lambda at: speed.rate(at, lambda: wide_resnet(28, 10), 32),
-    "rate of WRN-70-16": lambda at: speed.rate(at, lambda: wide_resnet(70, 16), 32),
+    "rate of WRN-70-16": lambda at: speed.rate(at, lambda: wide_resnet(70, 16), 32, speed.LEAST_SHARE),
     "rate of ConvNeXtV2-L": lambda at: speed.rate(at, lambda: speed.timm_network("convnextv2_large"), 224),
     "rate of Swin-L": lambda at: speed.rate(at, lambda: speed.timm_network("swin_large_patch4_window7_224"), 224),
     "rate of BiT-R152x2": lambda at: speed.rate(at, lambda: speed.timm_network("resnetv2_152x2_bit"), 224),

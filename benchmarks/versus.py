@@ -1,16 +1,20 @@
-"""Compare the CPU time of some attacks here and in pyautoattack, in alternation in one process.
+"""Compare the time of some attacks here and in pyautoattack, in alternation in one process.
 
     python -m benchmarks.versus --model py:zoo.py:rob_c10_resnet4b --data DATASET --eps 2/255 -n 100
 
-All attacks run in one thread. CPU time is measured, because other processes affect it less than wall time. `--first`
-skips images that were used for tuning.
+On a CPU, all attacks run in one thread, and CPU time is measured, because other processes affect it less than wall
+time. On a GPU (`--device cuda`), wall time is measured, and `--tf32` lets pyautoattack use TF32, as it does by default.
+`--first` skips images that were used for tuning.
 """
 
 import time
+from dataclasses import replace
+from typing import Any
 
 import click
 import torch
 
+from mixednuts_dist.acceleration.tf32 import tf32_allowed
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET, attacked_here, differentiable
@@ -21,20 +25,31 @@ from mixednuts_dist.images.datasets import open_dataset
 
 
 def compare(
-    model: str, data: str, *, threat: ThreatModel, first: int, n: int, attacks: tuple[str, ...], rounds: int
-) -> None:
-    """Print the CPU seconds and robust images of both packages, one line per round."""
-    network, (x, y) = load_classifier(model, "rob"), open_dataset(data).read(first, first + n)
+    model: str, data: str, *, threat: ThreatModel, first: int, n: int, attacks: tuple[str, ...], rounds: int,
+    n_iter: int = 100, device: str = "cpu", tf32: bool = False,
+) -> None:  # fmt: skip
+    """Print the seconds and robust images of both packages, one line per round."""
+    network = load_classifier(model, "rob").to(device)
+    x, y = (values.to(device) for values in open_dataset(data).read(first, first + n))
+    budget = replace(PUBLISHED_BUDGET, n_iter=n_iter)
+
+    def now() -> float:
+        if not x.is_cuda:
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
     for _ in range(rounds):
-        started = time.process_time()
+        started = now()
         theirs, _, _ = pyautoattack_images(
-            differentiable(network), x, y, threat=threat, budget=PUBLISHED_BUDGET, seed=0, batch_size=n, attacks=attacks
-        )
-        turned = time.process_time()
-        here = attacked_here(network, x, y, threat=threat, attacks=attacks, budget=PUBLISHED_BUDGET)
-        ended = time.process_time()
-        with torch.no_grad():
-            robust = network(theirs).argmax(dim=1) == y
+            differentiable(network), x, y, threat=threat, budget=budget, seed=0, batch_size=n, attacks=attacks,
+            strict=not tf32,
+        )  # fmt: skip
+        turned = now()
+        here = attacked_here(network, x, y, threat=threat, attacks=attacks, budget=budget)
+        ended = now()
+        with torch.no_grad(), tf32_allowed(False):
+            robust = torch.cat([network(part) for part in theirs.split(100)]).argmax(dim=1) == y
         seconds = turned - started, ended - turned
         click.echo(
             {
@@ -55,12 +70,15 @@ def compare(
 @click.option("--first", default=500, show_default=True)
 @click.option("-n", "n", default=100, show_default=True)
 @click.option("--attacks", default="apgd-ce,apgd-t", show_default=True, help="'standard' for whole AutoAttack.")
+@click.option("--n-iter", default=100, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-def main(model: str, data: str, threat: str, eps: str, first: int, n: int, attacks: str, rounds: int) -> None:
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--tf32", is_flag=True)
+def main(model: str, data: str, threat: str, eps: str, attacks: str, **options: Any) -> None:
     torch.set_num_threads(1)
     names = STANDARD_ATTACKS if attacks == "standard" else tuple(attacks.split(","))
     ball = ThreatModel(threat, float(str(read_fraction(eps))))
-    compare(model, data, threat=ball, first=first, n=n, attacks=names, rounds=rounds)
+    compare(model, data, threat=ball, attacks=names, **options)
 
 
 if __name__ == "__main__":
