@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.attack import Images, Run, Setting, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.gradient_model import Outputs
-from mixednuts_dist.attacks.stepper import Images, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20
@@ -34,9 +33,6 @@ class PgdSteps(Stepper[PgdState]):
 
     state_type = PgdState
 
-    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
-        return ITERATIONS + 1
-
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.start(self.ball)
 
@@ -49,10 +45,10 @@ class PgdSteps(Stepper[PgdState]):
     def tell(self, state: PgdState, x: Tensor, result: StepResult) -> Tensor:
         step = STEP * self.ball.eps * self.ball.steepest(result.grad)
         state.x_adv = self.ball.project(x + step, state.x)
-        return state.n_passes > ITERATIONS
+        return state.n_passes > self.n_iter
 
 
 @ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=())
 def pgd_20(setting: Setting) -> list[Run]:
     """Take 20 steps along the gradient of the cross-entropy from a random start; the scheduler keeps the best x_adv."""
-    return [Run("pgd-20", PgdSteps(setting.threat))]
+    return [Run("pgd-20", PgdSteps(setting.threat, ITERATIONS))]

@@ -15,10 +15,9 @@ from ..config.register import ATTACKS, LOSSES
 from ..config.threat import ThreatModel
 from ..norms.ball import MOMENTUM, ball_of, per_image
 from ..norms.l1 import project_on_l1, sparse_signs
-from .attack import Setting
+from .attack import Counts, Flags, Images, Numbers, Run, Setting, SlotState, StartBatch, Stepper, StepResult, copy_rows
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 RHO = 0.75  # condition 1: the step is halved if the loss rose in at most this share of the steps
 
@@ -61,13 +60,9 @@ class ApgdState(SlotState):
 class Apgd(Stepper[ApgdState]):
     """The steps in every norm but L1."""
 
-    n_iter: int = 100
     first_step: float = 2.0  # in radii
     state_type = ApgdState
     start_scale: ClassVar[int] = 1  # radius of the ball of a random start, in units of eps
-
-    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
-        return self.n_iter + 1
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         largest = type(self.ball)(self.start_scale * self.ball.eps)
@@ -76,9 +71,8 @@ class Apgd(Stepper[ApgdState]):
         state.last[slots] = self.n_iter
         state.review_steps[slots] = state.next_review[slots] = max(int(0.22 * self.n_iter), 1)
         state.step_size[slots] = self.first_step * self.ball.eps
-        names = [run.loss for run in batch.runs]
-        state.losses += [name for name in dict.fromkeys(names) if name not in state.losses]
-        state.loss[slots] = sent([state.losses.index(name) for name in names], state.loss)
+        state.losses += [name for name in dict.fromkeys(run.loss for run in batch.runs) if name not in state.losses]
+        state.loss[slots] = batch.each(lambda run: state.losses.index(run.loss), state.loss)
 
     def ask(self, state: ApgdState) -> Tensor:
         """Return the start of each new slot and the next point of each other slot; the first step has no momentum."""
@@ -153,7 +147,7 @@ class SparseApgd(Apgd):
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         super().start(state, slots, batch)
-        from_best = sent([run.from_best for run in batch.runs], slots).bool()
+        from_best = batch.each(lambda run: run.from_best, slots).bool()
         state.scale[slots] = torch.where(from_best, 1, self.start_scale)
         state.last[slots] = torch.where(from_best, self.n_iter, self._first)
         entering = torch.zeros_like(state.reduced).index_fill_(0, slots, True)

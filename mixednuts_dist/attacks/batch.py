@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import PassSizes
 from ..mixing.margins import log_one_minus_signed_margin
+from .attack import Counts, Doubles, Flags, Images, Slots, StartBatch, Stepper, StepResult, copy_rows, sent
 from .gradient_model import GradientModel, Outputs
 from .image_record import Job, QueuedPoint
-from .stepper import Counts, Doubles, Flags, Images, Slots, StartBatch, Stepper, StepResult, copy_rows, sent
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
 

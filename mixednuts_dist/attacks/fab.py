@@ -23,10 +23,9 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..mixing.margins import at
 from ..norms.ball import ball_of, per_image
-from .attack import Setting
+from .attack import Counts, Flags, Images, Numbers, Run, Setting, SlotState, StartBatch, Stepper, StepResult, copy_rows
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 OVERSHOOT = 1.05  # eta: the step is this many times as long as the way to the linearized boundary
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
@@ -52,7 +51,6 @@ class FabSteps(Stepper[FabState]):
     On robust networks, most iterates cross the decision boundary and are pulled back before they are linearized.
     """
 
-    n_iter: int = 100
     state_type = FabState
     gradient_every: ClassVar[int] = 2
     stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
@@ -105,7 +103,6 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
     pulled back, and its K - 1 passes begin again there. So an iterate takes K - 1 passes, or K if it crosses.
     """
 
-    n_iter: int = 100
     state_type = UntargetedFabState
     stays_inside: ClassVar[bool] = False  # the decision boundary may be outside of the ball
     repeats_in_float32: ClassVar[bool] = True
@@ -116,7 +113,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point."""
         start = type(self.ball)(START * self.ball.eps).random_start(batch.x, batch.keys)
-        copy_rows(start, batch.x, sent([not run.restart for run in batch.runs], slots).bool())
+        copy_rows(start, batch.x, batch.each(lambda run: not run.restart, slots).bool())
         state.x_now[slots] = start
         state.number[slots], state.checking[slots] = 0, False
         state.distance[slots], state.left[slots] = torch.inf, self.n_iter

@@ -6,7 +6,7 @@ from math import expm1, inf
 from torch import Tensor
 
 from ..norms.random import key_number
-from .stepper import ImageSummary, Run
+from .attack import ImageSummary, Run
 
 # Where a point was found: (place of the run in the plan, number of passes of the run). Smaller ones come first.
 Where = tuple[float, int]

@@ -20,9 +20,8 @@ from torch import Tensor
 from ..config.register import ATTACKS
 from ..mixing.margins import at, others
 from ..norms.ball import per_image
-from .attack import Setting
+from .attack import Images, ImageSummary, Numbers, Run, Setting, SlotState, StartBatch, Stepper, StepResult
 from .gradient_model import MixedOutputs
-from .stepper import Images, ImageSummary, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
@@ -45,16 +44,12 @@ class JointState(SlotState):
 class JointSteps(Stepper[JointState]):
     """The steps of all runs."""
 
-    n_iter: int = MOST_STEPS
     state_type = JointState
-
-    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
-        return self.n_iter + 1
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
         state.x_adv[slots] = batch.start(self.ball)
         state.momentum[slots] = 0
-        state.weight[slots] = sent([run.weight for run in batch.runs], state.weight)
+        state.weight[slots] = batch.each(lambda run: run.weight, state.weight)
 
     def ask(self, state: JointState) -> Tensor:
         return state.x_adv

@@ -7,9 +7,8 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
 from .apgd import Apgd, stepper_for
-from .attack import Setting
+from .attack import ImageSummary, Run, Setting
 from .budget import AttackBudget
-from .stepper import ImageSummary, Run
 
 MMAA = ("apgd-ce", "apgd-t")
 # Float32 steps on the margin itself, from the best point that low-precision gradients found.

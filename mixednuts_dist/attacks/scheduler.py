@@ -41,7 +41,7 @@ from ..acceleration.precision import FastCopies
 from ..config.threat import ThreatModel
 from ..errors import InvalidInputError
 from ..norms.ball import ULP, ball_of
-from .attack import Setting
+from .attack import Run, Setting
 from .batch import Batch
 from .budget import WARM_START, AttackBudget
 from .draws import N_DECISION, Draws, misclassified_share
@@ -49,7 +49,6 @@ from .gradient_model import AttackedModel, AttackMode, GradientModel
 from .image_record import AS_CLEAN, AS_KNOWN, ImageRecord, Job, QueuedPoint
 from .plans import Planner, ensemble_plan
 from .result import AttackResult, Progress
-from .stepper import Run
 from .verification import Verified, Verifier
 
 CLEAN = "clean"

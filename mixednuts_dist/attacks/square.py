@@ -20,8 +20,7 @@ from ..mixing.margins import at, others
 from ..norms.ball import TINY, Ball, per_image
 from ..norms.l1 import project_on_l1
 from ..norms.random import below, hashed
-from .attack import Setting
-from .stepper import Counts, Doubles, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
+from .attack import Counts, Doubles, Images, Run, Setting, SlotState, StartBatch, Stepper, StepResult, copy_rows
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
 _HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries; budgets do not rescale them
@@ -43,15 +42,11 @@ class SquareState(SlotState):
 
 @dataclass(frozen=True)
 class SquareSteps(Stepper[SquareState]):
-    """The queries of one search."""
+    """The queries of one search, `n_iter` after the first point."""
 
-    n_queries: int = 5000
     loss_of: Literal["logits", "probabilities"] = "logits"  # the search lowers the margin of these
     gradient_every: ClassVar[int] = 0
     repeats_in_float32: ClassVar[bool] = True
-
-    def most_passes(self, n_classes: int) -> int:  # noqa: ARG002
-        return self.n_queries + 1
 
     def init(self, like_SCHW: Tensor) -> SquareState:
         return SquareState.of(like_SCHW, windows=WINDOWS[self.threat.norm](like_SCHW, self.ball))
@@ -72,7 +67,7 @@ class SquareSteps(Stepper[SquareState]):
         better = loss < state.loss
         copy_rows(state.x_best, x, better)
         state.loss = torch.where(better, loss, state.loss)
-        return state.n_passes > self.n_queries
+        return state.n_passes > self.n_iter
 
 
 def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:

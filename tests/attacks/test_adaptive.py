@@ -7,10 +7,9 @@ import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist.attacks.adaptive import autoattack
-from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.attack import ImageSummary, Run, Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.plans import ensemble_plan, margin_plan
-from mixednuts_dist.attacks.stepper import ImageSummary, Run
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier

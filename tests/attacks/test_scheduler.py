@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import minimum_margin_attack
 from mixednuts_dist.attacks.apgd import apgd_ce, apgd_t
-from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.attack import Counts, ImageSummary, Run, Setting, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.image_record import ImageRecord, Job
 from mixednuts_dist.attacks.plans import ensemble_plan
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
-from mixednuts_dist.attacks.stepper import Counts, ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.verification import Verified
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel

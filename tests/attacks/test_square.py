@@ -9,7 +9,7 @@ import torch
 from pyautoattack.square import SquareAttack
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.attack import Run, Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.square import (
     COIN,
@@ -23,7 +23,6 @@ from mixednuts_dist.attacks.square import (
     square,
     square_margin,
 )
-from mixednuts_dist.attacks.stepper import Run
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of

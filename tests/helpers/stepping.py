@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixednuts_dist.attacks.attack import Run, StartBatch, StepResult
 from mixednuts_dist.attacks.gradient_model import AttackedModel
-from mixednuts_dist.attacks.stepper import Run, StartBatch, StepResult
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.random import key_number
 
