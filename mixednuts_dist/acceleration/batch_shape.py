@@ -21,7 +21,7 @@ from ..errors import InvalidInputError
 ON_CPU = 64  # rows of a pass on a CPU; more rows of a large network are hardly faster
 MOST_ON_CPU = 128  # rows of a library call with many images on a CPU, which is faster for small networks
 SMALLEST = 4  # smaller shapes differ in float32 on every CPU that was measured
-MOST = 4096  # most rows that `largest_rows` tries
+LEAST_LIMIT = 128  # limit of the rows that a run may choose on an accelerator, with few images per worker
 ON_CARD = 512  # most rows of a library call on an accelerator, by default; runs measure instead
 STATE_IMAGES = 64  # image-sized arrays that the attacks keep per row of a pass
 FLOAT32_ROWS = 32  # rows of verifications on an accelerator
@@ -176,8 +176,8 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, sizes: PassSiz
     return torch.cat(parts)
 
 
-def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
-    """Return the largest power of two of rows with which every probe and the state of the attacks fit into memory.
+def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int) -> int:
+    """Return the largest power of two of rows, up to `most`, with which probes and attacks fit into memory.
 
     Raises:
         torch.OutOfMemoryError: if not even one image fits.

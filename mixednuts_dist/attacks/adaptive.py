@@ -56,8 +56,8 @@ def autoattack(
             f_aux).
         seed, sample_ids: fix the random numbers; there is one id per image, 0 .. B - 1 by default.
         budget: iterations, targets and queries per image.
-        batch_size: rows of every pass; by default up to 64 on a CPU (128 for small networks) and 256 on a GPU, with 16
-            in float32. The call halves the rows if memory runs out. Rounding depends on the batch size.
+        batch_size: rows of every pass; by default up to 64 on a CPU (128 for small networks) and 512 on a GPU, where
+            verifications have 32. The call halves the rows if memory runs out. Rounding depends on the batch size.
         eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand".
         cached_BCHW: known adversarial examples, one per image, tried first as the attack "warm-start".
         stop_when_broken: stop attacking an image once it is broken; otherwise, search for its smallest margin.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..acceleration import batch_shape
-from ..acceleration.batch_shape import ON_CPU, SMALLEST, as_out_of_memory, repeated
+from ..acceleration.batch_shape import LEAST_LIMIT, ON_CPU, SMALLEST, as_out_of_memory, repeated
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..acceleration.tf32 import tf32_allowed
@@ -129,13 +129,19 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
     return lambda x_BCHW: MixedOutputs(model, mode, model.std(x_BCHW), model.rob(x_BCHW))
 
 
-def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
-    """Return the smallest number of rows that is nearly as fast as any that fits into memory; on a CPU `ON_CPU`."""
+def measured_rows(
+    model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto", *, n_images: int
+) -> int:
+    """Return the smallest number of rows that is nearly as fast as any that fits into memory; on a CPU `ON_CPU`.
+
+    With more rows than `n_images`, the images that a worker attacks at a time, Square would pad most of them.
+    """
     if x_BCHW.device.type == "cpu":
         return ON_CPU
     fast, *float32 = _gradient_models(model, x_BCHW, precision)
     exact = GradientModel(_passes_through(model, "transfer"))
-    most = batch_shape.largest_rows([each.probe for each in (fast, *float32, exact)], x_BCHW)
+    limit = 1 << (max(n_images, LEAST_LIMIT) - 1).bit_length()
+    most = batch_shape.largest_rows([each.probe for each in (fast, *float32, exact)], x_BCHW, most=limit)
 
     def seconds(rows: int) -> float:
         return batch_shape.fastest_of_three(lambda: fast.probe(repeated(x_BCHW, rows))[1])

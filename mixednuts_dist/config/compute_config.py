@@ -28,8 +28,7 @@ class ComputeConfig(Section):
     num_cpus: float = Field(default=1, gt=0, le=1024)
     """Cores per worker. Each worker uses as many threads."""
     batch_size: Positive | Literal["auto"] = "auto"
-    """Images that each worker attacks at a time. `auto` measures it on a GPU and uses 64 on a CPU, or 128 for small
-    networks."""
+    """Images that each worker attacks at a time. `auto` measures it on a GPU and uses 64 on a CPU."""
     compile: bool = False
     """Compute gradients with torch.compile, which changes their last bits."""
     max_tries: Positive = 3

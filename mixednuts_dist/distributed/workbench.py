@@ -34,6 +34,7 @@ from ..storage.damage import read_signed_json, signed_json
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import read_columns
+from .schedule import PREFETCHED
 from .worker_spec import WorkerSpec
 
 
@@ -187,7 +188,7 @@ class Workbench:
         if "std" in self.networks:
             model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
         if rows == "auto":
-            rows = measured_rows(model, x, self.spec.precision)
+            rows = measured_rows(model, x, self.spec.precision, n_images=(1 + PREFETCHED) * len(x))
         trial = FastCopies(self.spec.precision)  # the run's copies are made, and perhaps compiled, after this decision
         return DeviceSettings(
             rows=rows,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mixednuts_dist.acceleration import batch_shape
 from mixednuts_dist.acceleration import precision as precision_module
 from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS, STATE_IMAGES, BatchShape
 from mixednuts_dist.acceleration.precision import FastCopies
@@ -193,10 +194,14 @@ def test_state_images_counts_the_state_of_all_batches(card) -> None:
     assert card.waits
 
 
-def test_measured_rows_and_repeats_its_bits_work_on_a_gpu(card) -> None:
+def test_measured_rows_and_repeats_its_bits_work_on_a_gpu(card, monkeypatch) -> None:
     model, x, _ = subject("one classifier", 12)
     model.to("cuda")
-    assert measured_rows(model, x.to("cuda"), "fp32") >= 4
+    assert measured_rows(model, x.to("cuda"), "fp32", n_images=96) >= 4
+    # The fastest batch may not have many more rows than a worker has images.
+    monkeypatch.setattr(batch_shape, "efficient_rows", lambda _, most: most)
+    for n_images, most in ((96, 128), (192, 256)):
+        assert measured_rows(model, x.to("cuda"), "fp32", n_images=n_images) == most
     assert repeats_its_bits(model, x.to("cuda"), 16, "fp32")
 
     class Unsteady(nn.Module):
