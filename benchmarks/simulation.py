@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.executor import PoolSettings

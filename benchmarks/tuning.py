@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.config.search_config import SearchConfig
+from mixednuts_dist.config.keys import ComputeConfig, SearchConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import DatasetSource
 from mixednuts_dist.distributed.executor import Executor, make_executor

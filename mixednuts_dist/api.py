@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from . import pipeline
 from .classifiers.base_classifiers import load_classifier
+from .config.keys import SearchConfig
 from .config.run_config import parse_config
-from .config.search_config import SearchConfig
 from .config.threat import ThreatModel, check_threat
 from .config.uris import GIVEN
 from .distributed.executor import make_executor

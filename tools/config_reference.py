@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from mixednuts_dist.config.keys import RangeConfig
 from mixednuts_dist.config.run_config import config_with_stages, stages_with_keys
-from mixednuts_dist.config.search_config import RangeConfig
 from mixednuts_dist.config.section import Registered, Section
 
 _NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}

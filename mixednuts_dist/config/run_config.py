@@ -10,11 +10,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, create_model, field_validator, model_validator
 
 from ..errors import ConfigError, redacted
-from .attack_config import AttackConfig, EvaluateConfig, ThreatConfig
-from .compute_config import ComputeConfig
 from .config_file import apply_override, read_yaml_file
+from .keys import AttackConfig, ComputeConfig, EvaluateConfig, SearchConfig, ThreatConfig
 from .register import ATTACKS, STAGES, load_extensions
-from .search_config import SearchConfig
 from .section import Positive, Section
 from .threat import check_norm
 from .uris import ClassifierSource, DatasetSource, Find, Located, Source, beside
@@ -120,15 +118,13 @@ class RunConfig(Section):
         return self._trusted
 
     def outside(self) -> dict[str, str]:
-        """Return the code, services and files outside the package that the configuration names, by key."""
-        named = {key: source.written for key, source in self.sources.items() if source.reaches_out}
-        return named | self.outside_of_stages()
+        """Return the datasets and classifiers outside the package, by key."""
+        return {key: source.written for key, source in self.sources.items() if source.reaches_out}
 
     def outside_of_stages(self) -> dict[str, str]:
-        """Return the extensions and the files that stages name, by key; even reading a run's files needs these."""
-        named = {"extensions": ", ".join(self.extensions)} if self.extensions else {}
+        """Return the stages that name files, and their keys; even reading a run's files needs these files."""
         reading = [name for name in self.added_stages() if STAGES.entries()[name].facts.get("names_files")]
-        return named | {name: str(keys) for name in reading if (keys := self.section(name)) is not None}
+        return {name: str(keys) for name in reading if (keys := self.section(name)) is not None}
 
     @property
     def folder(self) -> str:

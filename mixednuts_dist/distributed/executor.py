@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from ..config.compute_config import ComputeConfig
+from ..config.keys import ComputeConfig
 from ..config.register import EXECUTORS
 from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Scores

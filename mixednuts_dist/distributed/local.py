@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..config.compute_config import ComputeConfig
+from ..config.keys import ComputeConfig
 from ..config.register import EXECUTORS
 from .executor import Executor, PoolSettings, WorkerLost
 from .worker import AttackWorker

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config.compute_config import ComputeConfig
+from ..config.keys import ComputeConfig
 from ..config.run_config import digest
 from ..config.threat import ThreatModel
 from ..config.uris import DatasetSource

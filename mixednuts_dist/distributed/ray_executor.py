@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.util.metrics import Gauge
 
-from ..config.compute_config import ComputeConfig
+from ..config.keys import ComputeConfig
 from ..config.register import EXECUTORS
 from ..errors import ClusterError, log_json
 from ..selection.inputs import CachedLogits

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..config.search_config import RangeConfig
+from ..config.keys import RangeConfig
 from ..errors import InvalidInputError
 from .grid import Grid
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ..config.search_config import SearchConfig, grid_values
+from ..config.keys import SearchConfig, grid_values
 from ..errors import ConfigError, InvalidInputError
 
 if TYPE_CHECKING:

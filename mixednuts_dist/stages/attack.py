@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.attack_config import AttackConfig
+from ..config.keys import AttackConfig
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
 from ..distributed.tasks import Columns, Counts

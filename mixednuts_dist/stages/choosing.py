@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from ..config.keys import SearchConfig
 from ..config.register import CRITERIA
-from ..config.search_config import SearchConfig
 from ..distributed.executor import Executor, Scoring
 from ..selection.criteria import Criterion
 from ..selection.grid import Grid, kept_images

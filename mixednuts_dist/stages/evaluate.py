@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..attacks.budget import WARM_START
-from ..config.attack_config import EvaluateConfig
+from ..config.keys import EvaluateConfig
 from ..config.register import STAGES
 from ..config.run_config import RunConfig, digest
 from ..distributed.tasks import Columns, Counts, Task

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..attacks.budget import AttackBudget
-from ..config.attack_config import EvaluateConfig
+from ..config.keys import EvaluateConfig
 from ..config.run_config import RunConfig, digest
 from ..distributed.executor import Executor
 from ..mixing.mixture import mixed_classes

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ..attacks.budget import AttackBudget
-from ..config.attack_config import AttackConfig, EvaluateConfig
+from ..config.keys import AttackConfig, EvaluateConfig
 from ..config.register import STAGES
 from ..config.run_config import RunConfig, digest
 from ..config.section import Section

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config.attack_config import EvaluateConfig
+from ..config.keys import EvaluateConfig
 from ..config.register import CRITERIA
 from ..config.run_config import RunConfig, digest
 from ..distributed.executor import Executor

@@ -7,8 +7,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ..config.keys import RangeConfig
 from ..config.register import STUDIES
-from ..config.search_config import RangeConfig
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
 from ..reports.charts import accuracy_scatter, lines, maps

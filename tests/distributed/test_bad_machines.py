@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.distributed import pool as pool_module
 from mixednuts_dist.distributed.executor import Executor, PoolSettings, WorkerLost, executing
 from mixednuts_dist.distributed.pool import Pool

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.distributed import cluster
 from mixednuts_dist.distributed.ray_executor import pool_settings, trial_labels
 from mixednuts_dist.errors import ClusterError

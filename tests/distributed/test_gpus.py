@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.distributed import gpus, local
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.worker import AttackWorker

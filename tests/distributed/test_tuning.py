@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.distributed import ray_executor as ray_executor_module
 from mixednuts_dist.distributed import tuning
 from mixednuts_dist.distributed.executor import PoolSettings

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 import yaml
 
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.executor import Executor, PoolSettings
 from mixednuts_dist.stages.progress import RunProgress

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.config.attack_config import AttackConfig
+from mixednuts_dist.config.keys import AttackConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.distributed.worker_spec import WorkerSpec

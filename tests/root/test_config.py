@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mixednuts_dist.config.keys import RangeConfig
 from mixednuts_dist.config.run_config import RunConfig, load_config, parse_config
-from mixednuts_dist.config.search_config import RangeConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.versions import FAST
 from mixednuts_dist.errors import ConfigError, ThreatModelError

@@ -11,7 +11,7 @@ BYTES_A_RESULT = 8 + 8 + 8 + 1 + 1  # log threshold, count, objective, infeasibl
 SEARCH = f"""
 from pathlib import Path
 import torch
-from mixednuts_dist.config.search_config import SearchConfig
+from mixednuts_dist.config.keys import SearchConfig
 from mixednuts_dist.selection.selection import select_parameters_exact
 
 torch.set_num_threads(2)

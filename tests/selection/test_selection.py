@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixednuts_dist.config.search_config import SearchConfig, grid_values
+from mixednuts_dist.config.keys import SearchConfig, grid_values
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import Grid, kept_images

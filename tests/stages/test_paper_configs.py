@@ -12,8 +12,8 @@ from mixednuts_dist.classifiers import robustbench_zoo
 from mixednuts_dist.classifiers.base_classifiers import load_classifier, measure_uris
 from mixednuts_dist.classifiers.checkpoints import quietly
 from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
+from mixednuts_dist.config.keys import grid_values
 from mixednuts_dist.config.run_config import RunConfig, load_config
-from mixednuts_dist.config.search_config import grid_values
 from mixednuts_dist.config.uris import ClassifierSource, DatasetSource
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.selection.choice import Choice, published_grid

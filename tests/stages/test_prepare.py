@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.distributed import preparation
 from mixednuts_dist.distributed.executor import executing
 from mixednuts_dist.distributed.preparation import PartDone
