@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -34,8 +33,8 @@ WITHOUT_RAY = "The same command with --local needs no Ray: its workers are proce
 logger = logging.getLogger(__name__)
 
 
-def connect(address: str | None) -> threading.Event:
-    """Connect to the cluster at the address; without one (or at "local"), start a private Ray.
+def connect(address: str) -> threading.Event:
+    """Connect to the cluster at the address, or start a private Ray if the address is "local".
 
     Returns an event, which must be set before disconnecting: until then, this process ends if Ray's head is lost.
 
@@ -43,8 +42,7 @@ def connect(address: str | None) -> threading.Event:
         ClusterError: if no cluster answers at the address, or Ray does not start.
     """
     over = threading.Event()
-    if not address or address == "local":
-        address = None
+    if address == "local":
         _start()
     else:
         require_answer(address)
@@ -58,13 +56,14 @@ def connect(address: str | None) -> threading.Event:
     return over
 
 
-def _watch_head(address: str | None, over: threading.Event) -> None:
+def _watch_head(address: str, over: threading.Event) -> None:
     """End this process with a clear message if the head of the cluster, or of a private Ray, stays unreachable.
 
     Ray's libraries wait for the head inside calls that no exception reaches, and then abort the process.
     """
     host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
-    patience, last_seen, warned = _HEAD_SECONDS if address else _OWN_HEAD_SECONDS, time.monotonic(), False
+    is_own, last_seen, warned = address == "local", time.monotonic(), False
+    patience = _OWN_HEAD_SECONDS if is_own else _HEAD_SECONDS
     while not over.wait(_LOOK_SECONDS):
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
@@ -73,13 +72,13 @@ def _watch_head(address: str | None, over: threading.Event) -> None:
             gone = time.monotonic() - last_seen
             if gone >= patience and not over.is_set():
                 break
-            if address and not warned:
+            if not (is_own or warned):
                 logger.warning("the head of the Ray cluster at %s does not answer (%s)", address, error)
             warned = True
     else:
         return
     where, how = f"cluster at {address}", " once the head is back"
-    if address is None:
+    if is_own:
         where, how = "that this command has started", f". {WITHOUT_RAY}"
         _kill(psutil.Process().children())
     kept = "Finished partitions are kept: the same command resumes"
@@ -95,7 +94,7 @@ def require_answer(address: str) -> None:
 
     `ray.init` would retry for minutes, or never return if another service listens there.
     """
-    if address in ("auto", "local"):
+    if address == "auto":
         return
     parts = re.fullmatch(r"(ray://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", address)
     if not parts or not 0 < int(parts[3]) < 2**16:
@@ -119,24 +118,28 @@ def require_answer(address: str) -> None:
 
 
 def _start() -> None:
-    """Start a private Ray."""
-    before = psutil.Process().children()
-    for left in reversed(range(_STARTS)):
-        try:
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
-            # Listen on loopback, which Ray would replace by the machine's own address. Workers share the environment of
-            # the driver; under `uv run`, Ray would build one for each.
-            with _replaced(ENABLE_RAY_CLUSTER=False, RAY_ENABLE_UV_RUN_RUNTIME_ENV=False):
-                _init(address="local", include_dashboard=False)
-            return
-        except Exception as error:  # Ray has no exception class for a failed start
-            _kill([process for process in psutil.Process().children() if process not in before])
-            if not left:
-                raise ClusterError(
-                    f"a local Ray does not start: {error}\nIs the machine busy, or the disk of RAY_TMPDIR, TMPDIR or "
-                    f"/tmp full? {WITHOUT_RAY}"
-                ) from error
-            logger.warning("a local Ray did not start; trying again: %s", error)
+    """Start a private Ray. Private constants of Ray change meanwhile, because `ray.init` has no such arguments."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
+    constants = vars(importlib.import_module("ray._private.ray_constants"))
+    changed = {"ENABLE_RAY_CLUSTER": False, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": False}
+    others, before = psutil.Process().children(), {name: constants.get(name) for name in changed}
+    # Listen on loopback, which Ray would replace by the machine's own address. Workers share the environment of the
+    # driver; under `uv run`, Ray would build one for each.
+    constants.update(changed)
+    try:
+        for left in reversed(range(_STARTS)):
+            try:
+                return _init(address="local", include_dashboard=False)
+            except Exception as error:  # Ray has no exception class for a failed start
+                _kill([process for process in psutil.Process().children() if process not in others])
+                if not left:
+                    raise ClusterError(
+                        f"a local Ray does not start: {error}\nIs the machine busy, or the disk of RAY_TMPDIR, TMPDIR "
+                        f"or /tmp full? {WITHOUT_RAY}"
+                    ) from error
+                logger.warning("a local Ray did not start; trying again: %s", error)
+    finally:
+        constants.update(before)
 
 
 def _kill(processes: list[psutil.Process]) -> None:
@@ -170,15 +173,3 @@ def _init(**options: Any) -> None:
                 signal.signal(number, handler)
         if received:
             signal.raise_signal(signal.SIGTERM)
-
-
-@contextmanager
-def _replaced(**values: Any) -> Iterator[None]:
-    """Replace private constants of Ray, because `ray.init` has no arguments for these settings."""
-    attributes = vars(importlib.import_module("ray._private.ray_constants"))
-    before = {name: attributes.get(name) for name in values}  # some versions lack one
-    attributes.update(values)
-    try:
-        yield
-    finally:
-        attributes.update(before)

@@ -21,7 +21,6 @@ class DebugExecutor(Executor):
         return PoolSettings(compute, 1, float(torch.cuda.device_count() > 0))
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Here":
-        """Return a worker in this thread."""
         return _Here(spec, settings.num_gpus)
 
 

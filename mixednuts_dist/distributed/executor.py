@@ -17,8 +17,7 @@ from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
 from ..selection.inputs import CachedLogits
-from .timing import PassSeconds
-from .worker_spec import WorkerSpec
+from .worker_spec import PassSeconds, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Executor:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        self.address = address
+        self.address = address or ""
         self.report: Callable[[str], None] = logger.info  # called with a message before slow operations
         self.n_users = 0  # number of `executing` blocks that use this executor now
         self._idle: list[tuple[WorkerSpec, PoolSettings, Worker]] = []  # kept from one stage to the next

@@ -85,11 +85,9 @@ class _Process:
         self._thread.submit(self._send, (spec, num_gpus))
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        """See `Worker`."""
         return self._thread.submit(self._result, method, arguments)
 
     def end(self) -> None:
-        """See `Worker`."""
         self.ended = True
         self._process.kill()
         self._process.wait()

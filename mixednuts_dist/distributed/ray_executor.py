@@ -50,7 +50,6 @@ class RayExecutor(Executor):
         self._disconnects: threading.Event | None = None  # set before disconnecting; None if the caller has connected
 
     def start(self) -> None:
-        """See `Executor`; errors as in `connect`."""
         if ray.is_initialized():
             return
         self.report(
@@ -66,22 +65,44 @@ class RayExecutor(Executor):
             ray.shutdown()
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
-        """Return as many workers as the cluster has room for, unless their number is configured."""
+        """Return the configured number of workers or, by default, one per GPU or (without GPUs) per `num_cpus` cores.
+
+        Only the nodes that `accelerator_type` and the label selectors allow count. A cluster that grows needs
+        `num_workers` and `num_gpus`, because its autoscaler only makes room for workers that have been requested.
+
+        Raises:
+            ClusterError: if there is no room for a single worker and no number is configured.
+        """
         self.start()
-        return pool_settings(compute, may_grow=self.address != "local")
+        num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
+        gpus, cores = (_resources(compute)[name] for name in ("GPU", "CPU"))
+        gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
+        if num_workers and num_gpus is None and not gpus and self.address != "local":
+            logger.warning(
+                "the cluster has no GPU now, so its %d workers will compute on CPUs. If GPU machines join later, set "
+                "compute.num_gpus=1. If you want CPUs, set compute.num_gpus=0",
+                num_workers,
+            )
+        room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
+        settings = PoolSettings(compute, num_workers or room, gpus_each)
+        if not settings.n_workers:
+            options = " and ".join(f"compute.{name}={value}" for name, value in settings.placement.items())
+            raise ClusterError(
+                f"the cluster has {cores:g} cores and {gpus:g} GPUs{options and f' on nodes with {options}'}, and a "
+                f"worker needs {num_cpus:g} and {gpus_each:g}. If the cluster grows, set compute.num_workers to the "
+                "most GPUs that it may have, and compute.num_gpus=1"
+            )
+        return settings
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
-        """Return an actor, which starts when the cluster has room."""
         options = {"num_cpus": settings.compute.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
         actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(spec, settings.num_gpus)
         return ActorWorker(actor)
 
     def is_gone(self, node: str) -> bool:
-        """Whether Ray has declared the node dead."""
         return bool(node) and node not in {each["NodeID"] for each in _alive_nodes()}
 
     def room(self) -> str:
-        """Describe the cluster's resources."""
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         counts = (f"{has.get(name, 0):g} {name}s ({free.get(name, 0):g} free)" for name in ("CPU", "GPU"))
@@ -150,7 +171,6 @@ class ActorWorker:
         self._actor = actor
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        """See `Worker`."""
         future = Future[Any]()
 
         def settle(done: "Future[Any]") -> None:
@@ -163,7 +183,6 @@ class ActorWorker:
         return future
 
     def end(self) -> None:
-        """See `Worker`."""
         ray.kill(self._actor)
 
 
@@ -182,36 +201,6 @@ def _plain(error: BaseException) -> BaseException:
         machine = isinstance(error, ActorUnavailableError) or (isinstance(error, RayActorError) and error.preempted)
         return WorkerLost(str(error).strip() or type(error).__name__, machine=machine)
     return error
-
-
-def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSettings:
-    """Return the configured number of workers or, by default, one per GPU or (without GPUs) per `num_cpus` cores.
-
-    Only the nodes that `accelerator_type` and the label selectors allow count. A cluster that grows needs `num_workers`
-    and `num_gpus`, because its autoscaler only makes room for workers that have been requested.
-
-    Raises:
-        ClusterError: if there is no room for a single worker and no number is configured.
-    """
-    num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
-    gpus, cores = (_resources(compute)[name] for name in ("GPU", "CPU"))
-    gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
-    if num_workers and num_gpus is None and not gpus and may_grow:
-        logger.warning(
-            "the cluster has no GPU now, so its %d workers will compute on CPUs. If GPU machines join later, set "
-            "compute.num_gpus=1. If you want CPUs, set compute.num_gpus=0",
-            num_workers,
-        )
-    room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
-    settings = PoolSettings(compute, num_workers or room, gpus_each)
-    if not settings.n_workers:
-        options = " and ".join(f"compute.{name}={value}" for name, value in settings.placement.items())
-        raise ClusterError(
-            f"the cluster has {cores:g} cores and {gpus:g} GPUs{options and f' on nodes with {options}'}, and a worker "
-            f"needs {num_cpus:g} and {gpus_each:g}. If the cluster grows, set compute.num_workers to the most GPUs "
-            "that it may have, and compute.num_gpus=1"
-        )
-    return settings
 
 
 def _resources(compute: ComputeConfig) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The description of a run that every worker gets."""
+"""The description of a run that every worker gets, and what a worker reports about itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ class Place(NamedTuple):
 
     node: str
     gpus: str = ""
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds per image in a full batch."""
+
+    forward: float
+    both: float  # forward and backward
+
+    def of(self, n_forward: int, n_backward: int) -> float:
+        """Return the seconds per image for these numbers of passes; each backward pass includes a forward pass."""
+        return (n_forward - n_backward) * self.forward + n_backward * self.both
 
 
 @dataclass(frozen=True)

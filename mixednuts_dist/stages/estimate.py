@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
-from ..distributed.timing import PassSeconds
+from ..distributed.worker_spec import PassSeconds
 from ..errors import MissingArtifact
 from .choosing import attacks_its_choice
 from .partitioned import worker_spec

@@ -138,7 +138,7 @@ from mixednuts_dist.distributed.cluster import connect
 @click.command()
 def main():
     with reported(RESUMES):
-        connect(None)
+        connect("local")
 
 def init(**_):  # as Ray's own does, before it has started
     from ray._private.utils import set_sigterm_handler

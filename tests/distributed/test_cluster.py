@@ -15,7 +15,8 @@ import ray
 
 from mixednuts_dist.config.keys import ComputeConfig
 from mixednuts_dist.distributed import cluster
-from mixednuts_dist.distributed.ray_executor import pool_settings, trial_labels
+from mixednuts_dist.distributed.executor import PoolSettings
+from mixednuts_dist.distributed.ray_executor import RayExecutor, trial_labels
 from mixednuts_dist.errors import ClusterError
 from tests.helpers.drivers import Driver, stamps
 from tests.helpers.runs import tiny_file
@@ -70,7 +71,7 @@ def test_failed_ray_start_ends_its_processes(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError, match=r"(?s)a local Ray does not start: .* timed out.*with --local"):
-        cluster.connect(None)
+        cluster.connect("local")
     assert [psutil.pid_exists(process.pid) for process in begun] == [False] * 3
     assert all(process.wait() is not None for process in begun)
 
@@ -114,6 +115,13 @@ NODES = [
 CORES = [{"Alive": True, "Resources": {"CPU": 4.0}}]
 
 
+def settings_of(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], address: str, **compute) -> PoolSettings:
+    """Return the workers that an executor would have on these nodes."""
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(RayExecutor, "start", lambda _: None)
+    return RayExecutor(address).workers(ComputeConfig(**compute))
+
+
 @pytest.mark.parametrize(
     ("placement", "n_workers"),
     [
@@ -127,8 +135,7 @@ CORES = [{"Alive": True, "Resources": {"CPU": 4.0}}]
 def test_only_the_nodes_that_the_placement_allows_count(
     monkeypatch: pytest.MonkeyPatch, placement: dict[str, Any], n_workers: int
 ) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: NODES)
-    settings = pool_settings(ComputeConfig(**placement))
+    settings = settings_of(monkeypatch, NODES, "local", **placement)
     assert (settings.n_workers, settings.num_gpus) == (n_workers, 1.0)
     assert dict(settings.placement) == {name: value for name, value in placement.items() if value}
 
@@ -143,24 +150,21 @@ def test_trials_run_where_a_node_is(monkeypatch: pytest.MonkeyPatch, wanted: str
 
 
 def test_cluster_without_room_asks_for_its_final_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: NODES)
     with pytest.raises(ClusterError, match=r"0 cores and 0 GPUs on nodes with compute\.accelerator_type=A100, and"):
-        pool_settings(ComputeConfig(accelerator_type="A100"))
-    monkeypatch.setattr(ray, "nodes", lambda: CORES)
+        settings_of(monkeypatch, NODES, "local", accelerator_type="A100")
     with pytest.raises(ClusterError, match=r"0 GPUs, and a worker needs 1 and 1. .*set compute\.num_workers"):
-        pool_settings(ComputeConfig(num_gpus=1))
-    assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
-    assert pool_settings(ComputeConfig()).n_workers == 4
+        settings_of(monkeypatch, CORES, "local", num_gpus=1)
+    assert settings_of(monkeypatch, CORES, "local", num_workers=8, num_gpus=1).n_workers == 8
+    assert settings_of(monkeypatch, CORES, "local").n_workers == 4
 
 
 def test_growing_cluster_warns_of_workers_without_gpus(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: CORES)
-    assert pool_settings(ComputeConfig(num_workers=8), may_grow=True).num_gpus == 0
+    assert settings_of(monkeypatch, CORES, "head:6379", num_workers=8).num_gpus == 0
     assert "set compute.num_gpus=1" in caplog.text
     caplog.clear()
     for chosen in ({"num_workers": 8, "num_gpus": 0}, {"num_workers": 8, "num_gpus": 1}, {}):
-        pool_settings(ComputeConfig(**chosen), may_grow=True)
-    pool_settings(ComputeConfig(num_workers=8))
+        settings_of(monkeypatch, CORES, "head:6379", **chosen)
+    settings_of(monkeypatch, CORES, "local", num_workers=8)
     assert not caplog.text
