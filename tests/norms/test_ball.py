@@ -1,7 +1,6 @@
 """The laws of every norm, and one from a user's file in a whole run."""
 
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from mixednuts_dist.config.register import NORMS, load_extensions
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import ConfigError, ThreatModelError
-from mixednuts_dist.norms import ball as ball_module
 from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.norms.l1 import L1, sparse_signs
 from tests.helpers.runs import tiny_content
@@ -101,18 +99,27 @@ def test_random_starts_follow_the_image_and_not_the_batch(threat: ThreatModel) -
     assert bool(ball.contains(start, x).all())
 
 
-IMPORTS = """
+L4 = """
 from mixednuts_dist.config.register import NORMS
 from mixednuts_dist.norms.ball import TINY, Ball, per_image
+
+
+@NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1", largest=4.0)
+class L4(Ball):
+    def length(self, delta_BCHW):
+        return delta_BCHW.flatten(1).pow(4).sum(dim=1).pow(0.25)
+
+    def steepest(self, grad_BCHW):
+        step_BCHW = grad_BCHW.sign() * grad_BCHW.abs().pow(1 / 3)
+        return step_BCHW / (per_image(self.length(step_BCHW), step_BCHW) + TINY)
 """
 
 
 @pytest.fixture
 def l4(tmp_path: Path) -> str:
-    """The file of the documented norm, which the package does not have; loaded."""
-    _, _, example = str(ball_module.__doc__).partition("::\n\n")
+    """The file of a norm that the package does not have; loaded."""
     file = tmp_path / "l4.py"
-    file.write_text(IMPORTS + dedent(example.partition("\n\nThe decorator")[0]))
+    file.write_text(L4)
     load_extensions([str(file)])
     return str(file)
 
