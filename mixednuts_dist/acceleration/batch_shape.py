@@ -183,11 +183,11 @@ def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int) -> int:
         torch.OutOfMemoryError: if not even one image fits.
     """
     rows = 1
-    if not _fits(probes, x_BCHW, rows):
-        raise torch.OutOfMemoryError(f"not even one image of shape {tuple(x_BCHW.shape[1:])} fits on {x_BCHW.device}")
-    while 2 * rows <= most and _fits(probes, x_BCHW, 2 * rows):
+    while rows <= most and _fits(probes, x_BCHW, rows):
         rows *= 2
-    return rows
+    if rows == 1:
+        raise torch.OutOfMemoryError(f"not even one image of shape {tuple(x_BCHW.shape[1:])} fits on {x_BCHW.device}")
+    return rows // 2
 
 
 def _fits(probes: Sequence[Probe], x_BCHW: Tensor, rows: int) -> bool:

@@ -26,10 +26,8 @@ from .tf32 import tf32_allowed
 Precision = Literal["fp32", "tf32", "bf16"]
 PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
 
-MIN_SPEEDUP = 1.1
-"""A precision is preferred to float32 if a pass is this many times as fast. A smaller difference is timing noise."""
-MIN_SPEEDUP_OVER_TF32 = 1.5
-"""The same for bfloat16 and TF32, because attacks in bfloat16 end with runs in TF32."""
+MIN_SPEEDUP = 1.1  # a precision is preferred to float32 if a pass is this many times as fast; less is timing noise
+MIN_SPEEDUP_OVER_TF32 = 1.5  # the same for bfloat16 and TF32, because attacks in bfloat16 end with runs in TF32
 
 _N_LOGITS_COMPARED, _N_GRADIENTS_COMPARED = 16, 4  # images on which a copy is compared with its original
 _BF16_TOLERANCE = 0.1  # share of the largest logit; a larger difference is not rounding
@@ -50,11 +48,6 @@ class FastCopy:
         """The precision of the only network."""
         (precision,) = self.precisions
         return precision
-
-    @property
-    def is_low_precision(self) -> bool:
-        """Whether a network computes in bfloat16. TF32 is precise enough to replace float32."""
-        return "bf16" in self.precisions
 
 
 class FastCopies:

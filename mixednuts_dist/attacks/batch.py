@@ -8,6 +8,7 @@ Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..acceleration.batch_shape import PassSizes
 from ..mixing.margins import log_one_minus_signed_margin
 from .attack import Counts, Doubles, Flags, Images, Slots, StartBatch, Stepper, StepResult, copy_rows, sent
-from .gradient_model import GradientModel, Outputs
+from .gradient_model import GradientModel
 from .image_record import Job, QueuedPoint
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
@@ -96,11 +97,7 @@ class Batch:
 
     def _evaluate(self, x: Tensor) -> StepResult | None:
         """One forward pass and, if it is due, one backward pass; None if memory was short."""
-        labels = self._state.labels
-
-        def loss_of(outputs: Outputs) -> Tensor:
-            return self.stepper.loss(self._state, outputs)
-
+        labels, loss_of = self._state.labels, partial(self.stepper.loss, self._state)
         try:
             logits, loss, grad = self.model.evaluate(x, loss_of if self._takes_gradient else None)
         except torch.OutOfMemoryError:

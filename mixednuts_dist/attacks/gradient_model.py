@@ -40,13 +40,13 @@ class MixedOutputs(Outputs):
     """The outputs of a mixed classifier and of its base classifiers; f_aux and f_mix are computed when first used."""
 
     def __init__(self, mixed: MixedClassifier, mode: AttackMode, std_BK: Tensor, rob_BK: Tensor) -> None:
-        self._mixed, self._mode = mixed, mode
+        self.mixed, self._mode = mixed, mode
         self.std_logits, self.rob_logits = std_BK, rob_BK
 
     @cached_property
     def logits(self) -> Tensor:  # type: ignore[override]
         """f_aux; in bypass mode with the value of f_mix."""
-        surrogate_BK = self._mixed.surrogate_of(self.std_logits, self.rob_logits)
+        surrogate_BK = self.mixed.surrogate_of(self.std_logits, self.rob_logits)
         if self._mode == "transfer":
             return surrogate_BK
         # The second term is exactly 0, so the sum has the value of f_mix and the gradient of f_aux.
@@ -56,12 +56,7 @@ class MixedOutputs(Outputs):
     def model_logits(self) -> Tensor:  # type: ignore[override]
         """f_mix."""
         with torch.no_grad():
-            return self._mixed.mix_logits(self.std_logits, self.rob_logits)
-
-    @cached_property
-    def mapped_logits(self) -> Tensor:
-        """The transformed logits of the robust base classifier, float64."""
-        return self._mixed.transform(self.rob_logits.double())  # type: ignore[no-any-return]
+            return self.mixed.mix_logits(self.std_logits, self.rob_logits)
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ class AttackedModel:
             return cls(model, GradientModel(_passes_through(model, mode)))
         copied = copies.of_model(model, like_BCHW, rows)
         fast = GradientModel(_passes_through(copied.fast, mode), "tf32" in copied.precisions, copies.compile)
-        if not copied.is_low_precision:
+        if "bf16" not in copied.precisions:  # TF32 is precise enough to replace float32
             return cls(model, fast)
         return cls(model, fast, GradientModel(_passes_through(copied.float32, mode), tf32=like_BCHW.is_cuda))
 

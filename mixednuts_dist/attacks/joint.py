@@ -60,7 +60,8 @@ class JointSteps(Stepper[JointState]):
         p are the transformed robust probabilities, and g are the standard logits. 1 - (p_y - p_k) is 2 p_k plus the
         p_j of all classes except y and k. All terms are positive, so the loss does not saturate if p_y is close to 1.
         """
-        std_SK, log_probs_SK = outputs.std_logits.double(), outputs.mapped_logits.log_softmax(dim=1)
+        std_SK, rob_SK = outputs.std_logits.double(), outputs.rob_logits.double()
+        log_probs_SK: Tensor = outputs.mixed.transform(rob_SK).log_softmax(dim=1)
         twice_SK = torch.zeros_like(log_probs_SK).scatter(1, state.targets[:, None], math.log(2))
         twice_SK = twice_SK.scatter(1, state.labels[:, None], -torch.inf)
         std_lead_S = at(std_SK, state.targets) - others(std_SK, state.targets).amax(dim=1)

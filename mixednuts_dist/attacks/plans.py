@@ -80,13 +80,10 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
     thousandth of the margin.
     """
 
-    def still_gains(image: ImageSummary) -> bool:
-        return image.gain > POLISH_AGAIN
-
     def borderline(image: ImageSummary) -> bool:
         return setting.is_borderline(image) and setting.is_borderline(replace(image, margin=image.repeated_margin))
 
     stepper = stepper_for(setting.threat, POLISH_ITERATIONS, POLISH_STEP)
     polish = Run("polish", stepper, from_best=True, loss="margin", float32=True, attack=attack)
-    again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
+    again = [replace(polish, wanted=lambda image: image.gain > POLISH_AGAIN)] * (POLISH_ROUNDS - 1)
     return [polish, *again, *(replace(run, float32=True, wanted=borderline, block="repeats") for run in low_precision)]
