@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attacks.budget import is_autoattack, spent_words
 from ..errors import InvalidInputError
 from ..images.datasets import open_dataset
 from ..images.image_files import ImageFiles, evaluation_names
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
+from ..reports.attack_words import is_autoattack, spent_words
 from ..reports.counts import Count
 from ..reports.templates import rendered
 from ..stages.runs import Run

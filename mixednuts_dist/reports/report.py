@@ -12,7 +12,6 @@ from typing import cast
 import torch
 import yaml
 
-from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config.run_config import RunConfig
 from ..config.uris import GIVEN
@@ -30,6 +29,7 @@ from ..stages.stage import Stage, stage_of
 from ..storage.records import AttackRecords, EvaluateRecords, PartitionSummary
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
+from .attack_words import attack_words, spent_words
 from .counts import count, outcome_counts
 from .figures import tradeoff
 from .page import report_files

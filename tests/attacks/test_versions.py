@@ -6,11 +6,12 @@ import pytest
 from pyautoattack import AutoAttack
 
 from mixednuts_dist.attacks.adaptive import autoattack
-from mixednuts_dist.attacks.budget import AttackBudget, attack_words, attacks_in, is_autoattack
+from mixednuts_dist.attacks.budget import AttackBudget, attacks_in
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.versions import VERSIONS
 from mixednuts_dist.errors import ConfigError, InvalidInputError
+from mixednuts_dist.reports.attack_words import attack_words, is_autoattack
 from mixednuts_dist.stages.stage import budget_of
 
 CONTENT = {"name": "x", "data": {"uri": "digits"}, "rob": "demo:rob", "threat": {"norm": "L1", "eps": 12}}
