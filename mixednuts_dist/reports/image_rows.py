@@ -34,10 +34,10 @@ def read_batches(
     for attack, evaluate in batches:
         _append(rows, _evaluated(evaluate))
         if attack is not None and search is not None:
-            first, transform = evaluate.first(len(attack.labels_N)), search.deployed().transform()
-            if attack.sample_ids_N.tolist() != first.sample_ids_N.tolist():
+            ids_N, transform = evaluate.sample_ids_N[: len(attack.sample_ids_N)], search.deployed().transform()
+            if attack.sample_ids_N.tolist() != ids_N.tolist():
                 raise InvalidInputError(
-                    f"a batch of {attack.sample_ids_N.numel()} attack rows and {first.sample_ids_N.numel()} evaluate "
+                    f"a batch of {attack.sample_ids_N.numel()} attack rows and {ids_N.numel()} evaluate "
                     "rows is not about the same images. Run: mixednuts evaluate CONFIG"
                 )
             mapped_N = transform(attack.rob_clean_NK.double()).argmax(dim=1)

@@ -77,12 +77,6 @@ class EvaluateRecords:
     robust_N: Tensor  # bool: correct on the clean image and at every point that the attacks tried
     survived: dict[str, Tensor]  # "warm-start", then each attack in order -> bool (N,): still correct after it
 
-    def first(self, n: int) -> EvaluateRecords:
-        """Return the rows of the first n images."""
-        survived = {attack: alive_N[:n] for attack, alive_N in self.survived.items()}
-        rows = {name: values[:n] for name, values in vars(self).items() if name != "survived"}
-        return EvaluateRecords(**rows, survived=survived)
-
 
 @dataclass(frozen=True)
 class SearchRound:

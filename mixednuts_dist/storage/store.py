@@ -99,13 +99,10 @@ class Store:
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names in a folder; an empty list if the folder does not exist."""
-        return sorted(self._listed(folder))
+        return sorted(self.sizes(folder))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return name -> size of the files in a folder."""
-        return {name: size for name, size in self._listed(folder).items() if size is not None}
-
-    def _listed(self, folder: str) -> dict[str, int | None]:
+    def sizes(self, folder: str) -> dict[str, int | None]:
+        """Return name -> size, or None for a folder, of everything in a folder; empty if the folder does not exist."""
         where = self._at(folder) if folder else self._root
         entries: list[dict[str, Any]] = self._if_found(folder, lambda: self._call("ls", where, detail=True), [])
         sizes = {entry["name"].rstrip("/"): entry["size"] if entry["type"] == "file" else None for entry in entries}
@@ -174,7 +171,6 @@ class Store:
         return conditionally(put if replace else partial(put, mode="create"), put)
 
     def _rename(self, where: str, aside: str, sha256: str) -> bool:
-        """Rename a file if it has this checksum; returns whether this call renamed it."""
         entry, content = self._call("info", where), self._call("cat_file", where, n_bytes=_LARGE_FILE)
         if hashlib.sha256(content).hexdigest() != sha256:
             return False
@@ -187,13 +183,11 @@ class Store:
         return conditionally(partial(delete, IfMatch=entry["ETag"]), delete)
 
     def _probe(self) -> None:
-        """Write an empty file and delete it, which raises an error if the storage is read-only."""
         where = self._at(f"{_DRAFT}{uuid.uuid4().hex}")
         self._call("pipe_file", where, b"")
         self._call("rm_file", where)
 
     def _at(self, path: str) -> str:
-        """Return the path of a file for fsspec."""
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
             raise StoreError(f"the path {path!r} leads out of the storage root {self.uri}")
@@ -278,7 +272,6 @@ class Folder(Store):
             return True
 
     def _probe(self) -> None:
-        """Create a file without a name in the root, or in the nearest existing folder above it."""
         root = Path(self._root)
         with tempfile.TemporaryFile(dir=next(path for path in (root, *root.parents) if path.exists())):
             pass

@@ -59,7 +59,7 @@ def test_sizes_come_with_one_listing(store: Store) -> None:
     store.write("a/one", b"1")
     store.write("a/below/three", b"333")
     store.write("two", b"22")
-    assert store.sizes("a") == {"one": 1}
+    assert store.sizes("a") == {"below": None, "one": 1}
     assert store.sizes("nowhere") == {}
     assert store.all_files() == ["a/below/three", "a/one", "two"]
 
