@@ -14,8 +14,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mixednuts_dist.config.keys import RangeConfig
+from mixednuts_dist.config.register import Register
 from mixednuts_dist.config.run_config import config_with_stages, stages_with_keys
-from mixednuts_dist.config.section import Registered, Section
+from mixednuts_dist.config.section import Section
 
 _NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 
@@ -57,9 +58,9 @@ def _default(field: FieldInfo) -> str:
 def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """Describe a type in words; `metadata` is what pydantic removed from an `Annotated`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    registered = next((mark for mark in (*metadata, *arguments) if isinstance(mark, Registered)), None)
+    registered = next((mark for mark in (*metadata, *arguments) if isinstance(mark, Register)), None)
     if registered is not None or origin is Literal:
-        return ", ".join(f"`{value}`" for value in (registered.register.names() if registered else arguments))
+        return ", ".join(f"`{value}`" for value in (registered.names() if registered else arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(_takes(argument) for argument in arguments))
     if origin in (dict, Mapping):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, NORMS
-from .section import Positive, Registered, Repeats, Section, read_fraction
+from .section import Positive, Repeats, Section, read_fraction
 from .threat import ThreatModel
 from .versions import FAST, version_named
 
@@ -23,7 +23,7 @@ _WIDENINGS = 16
 class ThreatConfig(Section):
     """The threat model; see `ThreatModel`."""
 
-    norm: Annotated[str, Registered(NORMS)] = "Linf"
+    norm: Annotated[str, NORMS] = "Linf"
     """Norm of the perturbation."""
     eps: Annotated[float, BeforeValidator(read_fraction)]
     """Radius for pixels in [0, 1], for example 8/255."""
@@ -105,10 +105,10 @@ def _positive(grid: Grid) -> Grid:
 class SearchConfig(Section):
     """Algorithm 1 over the stored logits."""
 
-    criterion: Annotated[str, Registered(CRITERIA)] = "exact"
+    criterion: Annotated[str, CRITERIA] = "exact"
     """`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and `paper-interpolated`
     is Algorithm 1 with the quantile of the reference code."""
-    clamp: Annotated[str, Registered(CLAMPS)] = "gelu"
+    clamp: Annotated[str, CLAMPS] = "gelu"
     """Clamp in the logit transformation M."""
     ln_k: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
     """Number of largest logits to which LayerNorm applies, also under attack. By default, all logits, but at most
@@ -177,9 +177,7 @@ class EvaluateConfig(Section):
     preset: Literal["standard", "fast"] = Field(default="standard", exclude=True)
     """Set of default values for the keys below. `fast`, for a first look, takes about a tenth of the passes and is not
     AutoAttack."""
-    attacks: tuple[Annotated[str, Registered(ATTACKS)], ...] = Field(
-        default=("apgd-ce", "apgd-t", "fab-t", "square"), min_length=1
-    )
+    attacks: tuple[Annotated[str, ATTACKS], ...] = Field(default=("apgd-ce", "apgd-t", "fab-t", "square"), min_length=1)
     """Attacks, in this order. Each attacks the images that are still robust."""
     version: Literal["standard", "plus", "rand"] = "standard"
     """Version of AutoAttack, which defines the attacks and their restarts and targets for the norm."""
@@ -247,7 +245,7 @@ class EvaluateConfig(Section):
 class ComputeConfig(Section):
     """Where and how fast a run is computed. No key is part of the run ID."""
 
-    executor: Annotated[str, Registered(EXECUTORS)] = "ray"
+    executor: Annotated[str, EXECUTORS] = "ray"
     """`ray` uses a cluster or a local Ray instance, `local` uses processes on this machine without Ray, and `debug`
     uses the thread of the command."""
     num_workers: Annotated[int, Field(gt=0, le=100_000)] | None = None

@@ -43,7 +43,7 @@ class Entry:
 
 
 class Register(Generic[T]):
-    """Entries of one kind by name.
+    """Entries of one kind by name. In a section of the configuration, `Annotated[str, NORMS]` is one of the names.
 
     Args:
         constant: name of the constant that holds this register; decorators are found by it in the source.
@@ -102,6 +102,14 @@ class Register(Generic[T]):
         if name not in self._made:
             importlib.import_module(self.entries()[name].home)
         return self._made[name]
+
+    def __get_pydantic_core_schema__(self, text: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema  # attacks without a configuration do not import pydantic
+
+        return core_schema.no_info_after_validator_function(self.check, handler(text))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.names())}
 
     def forget(self, home: str) -> None:
         """Remove the entries that the module `home` of an extension has registered."""

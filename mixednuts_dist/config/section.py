@@ -6,21 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..errors import ConfigError
 from .config_file import shortened
-from .register import Register, did_you_mean
+from .register import did_you_mean
 
 _MOST_LINES = 12  # in a message; a list of ten thousand wrong values is one mistake
 _FORMS = {"range", "list"}  # pydantic adds these names to the place of an error in a grid
@@ -105,25 +95,11 @@ class Section(BaseModel):
 
     @classmethod
     def _keys_at(cls, location: Sequence[Any]) -> list[str]:
-        """Return the valid keys of the section at `location`."""
         section: type[Section] = cls
         for part in location:
             field = section.model_fields.get(part)
             section = next(sections_in(field.annotation), section) if field else section
         return section.valid_keys()
-
-
-class Registered:
-    """Accept only names of a register, and list them in the schema: `Annotated[str, Registered(CLAMPS)]`."""
-
-    def __init__(self, register: Register[Any]) -> None:
-        self.register = register
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.register.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "enum": list(self.register.names())}
 
 
 def sections_in(annotation: Any) -> Iterator[type[Section]]:
