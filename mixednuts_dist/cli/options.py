@@ -181,7 +181,8 @@ class Invocation:
             MixedNutsError: for missing files, as in `uris`.
         """
         config = self.config
-        if not config.trusted and (outside := config.outside()):
+        outside = {key: source.written for key, source in config.sources.items() if source.reaches_out}
+        if outside and not config.trusted:
             raise ConfigError(needs_trust(self.source, outside))
         config.check_sources()
         line = f"run {config.run_id()} in {config.storage}: loading PyTorch"

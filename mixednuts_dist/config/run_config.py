@@ -117,10 +117,6 @@ class RunConfig(Section):
         """Whether the user wrote or trusts this configuration. One from the folder of a run is untrusted at first."""
         return self._trusted
 
-    def outside(self) -> dict[str, str]:
-        """Return the datasets and classifiers outside the package, by key."""
-        return {key: source.written for key, source in self.sources.items() if source.reaches_out}
-
     def outside_of_stages(self) -> dict[str, str]:
         """Return the stages that name files, and their keys; even reading a run's files needs these files."""
         reading = [name for name in self.added_stages() if STAGES.entries()[name].facts.get("names_files")]

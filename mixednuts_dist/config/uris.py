@@ -255,7 +255,6 @@ class Source(Located):
                 yield Missing(kind, str(Path(value).absolute()), "copy it there, or correct the path")
 
     def _unknown(self, key: str) -> str:
-        """Return the message for an unknown scheme."""
         suffix, names = Path(self.target or self.scheme).suffix[1:], self.register.names()
         unknown = f"{key}={shortened(self)} is not a known form"
         if suffix in names:  # a file name without a scheme
