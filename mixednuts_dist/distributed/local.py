@@ -154,7 +154,6 @@ def serve() -> None:
 
 
 def _pickled_result(worker: AttackWorker, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """Call a method and return its pickled result or exception."""
     try:
         return pickle.dumps((getattr(worker, method)(*arguments), None, ""))
     except (Exception, SystemExit) as error:

@@ -67,7 +67,7 @@ class Pool:
     _places: Places = field(default_factory=Places)
     _starts: Places = field(default_factory=Places)  # the nodes on which workers have failed to start
     _n_failed_starts: int = 0
-    _due: list[float] = field(default_factory=list)  # when the replacements of failed starts may begin
+    _due: list[float] = field(default_factory=list)  # when the replacements of failed starts may begin, after back-off
     _any_ready: bool = False  # whether any worker has ever been ready
 
     def run(self, partitions: WorkQueue) -> None:
@@ -111,7 +111,6 @@ class Pool:
         return [slot for slot in self._ready() if not slot.method]
 
     def _look(self, n_left: int) -> None:
-        """Report the numbers of workers and export the metrics."""
         n_ready, requested = len(self._ready()), self.settings.n_workers
         self.on_look(n_ready, requested)
         numbers = {"partitions_left": n_left, "workers_ready": n_ready, "workers_requested": requested}
@@ -119,19 +118,14 @@ class Pool:
 
     def _start_workers(self, n_left: int) -> None:
         """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
-        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - self._n_delayed()):
+        self._due = [due for due in self._due if due > time.monotonic()]
+        for _ in range(min(self.settings.n_workers, n_left) - len(self._slots) - len(self._due)):
             kept = self.executor.kept(self.spec, self.settings)
             slot = _Slot(kept or self.executor.begin(self.spec, self.settings), fresh=kept is None)
             self._slots.append(slot)
             self._begin(slot, "locate")
 
-    def _n_delayed(self) -> int:
-        """Return how many replacements of failed starts wait for their back-off."""
-        self._due = [due for due in self._due if due > time.monotonic()]
-        return len(self._due)
-
     def _give(self, slot: _Slot) -> None:
-        """Give an idle worker its next partition, unless its place is bad."""
         if self._places.is_bad(slot.place) and not self._may_try_again(slot):
             return
         if taken := self._queue.take(slot, len(self._ready())):
@@ -139,18 +133,14 @@ class Pool:
             self._begin(slot, "process", taken[0], self.task, taken[1:])
 
     def _may_try_again(self, slot: _Slot) -> bool:
-        """Whether a bad place gets work because nothing else runs.
-
-        Raises:
-            StoreError, PartitionFailed: if trying again makes no sense.
-        """
+        """Whether a bad place gets work because nothing else runs; ends the stage if trying again makes no sense."""
         ready = self._ready()
         if any(each.method or not self._places.is_bad(each.place) for each in ready):
             return False
         errors = self._places.last_errors()
         if all(isinstance(error, StoreError) for error in errors):
             raise errors[0]
-        if len(ready) < len(self._slots) or self._n_delayed():  # other workers may come
+        if len(ready) < len(self._slots) or self._due:  # other workers may come
             return time.monotonic() - self._last_failure > self._places.back_off(slot.place)
         self._failures.raise_if_hopeless()
         return True
@@ -197,12 +187,7 @@ class Pool:
             self.counts["retries"] += 1
 
     def _start_failed(self, node: str, error: Exception) -> None:
-        """Record a failed start. Its replacement waits longer after each failure on the node.
-
-        Raises:
-            MixedNutsError: the worker's own, if no worker has ever been ready and none is likely to become ready.
-            ClusterError: the same for any other error.
-        """
+        """Delay the replacement, longer after each failure on the node. Raise if none is likely to become ready."""
         self._n_failed_starts += 1
         self._starts.failed(node, error)
         self._due.append(time.monotonic() + self._starts.back_off(node))
@@ -251,7 +236,6 @@ class Pool:
         return allowed * 2.0 ** self._failures.tries(partition) * (1 + slot.n_prefetched)
 
     def _end(self, slot: _Slot) -> None:
-        """End a worker, even during a call."""
         self._slots.remove(slot)
         slot.worker.end()
         self._queue.release(slot)

@@ -149,14 +149,12 @@ def _gauge(name: str) -> Any:
 
 
 class RayWorker(AttackWorker):
-    """The worker as an actor, which writes its log to Ray's log folder."""
+    """The worker as an actor, which writes its log as JSON to Ray's log folder."""
 
     def locate(self) -> Place:
-        """Return the id of its Ray node and its GPUs."""
         return super().locate()._replace(node=str(ray.get_runtime_context().get_node_id()))
 
     def ready(self) -> float:
-        """Write the log as JSON from now on, and load everything as the plain worker does."""
         log_json()
         return super().ready()
 

@@ -39,11 +39,7 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
 
 
 def _require_small(folder: Path) -> None:
-    """Reject a folder that is too large for Ray's dashboard.
-
-    Raises:
-        ClusterError: naming the largest files, if they hold more than `_MOST_BYTES`.
-    """
+    """Raise ClusterError, which names the largest files, if the folder is too large for Ray's dashboard."""
     sizes = {path: path.stat().st_size for path in _travelling(folder)}
     total = sum(sizes.values())
     if total > _MOST_BYTES:

@@ -9,13 +9,12 @@ takes two seconds, so only the search imports it.
 import logging
 import math
 import os
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -62,7 +61,10 @@ def score_on_tune(
     )
     on_nodes: dict[str, Any] = {"bundle_label_selector": [dict(labels)]} if labels else {}
     n_logits = 2 * rows.rob_clean_BK.numel() * math.prod(grid.shape[1:])
-    with _experiment_folder(spec) as folder, _quiet():
+    # Tune would pickle a bucket's credentials next to its state, so the state of a run in a bucket is temporary.
+    in_bucket = "://" in spec.run_uri
+    state = TemporaryDirectory(prefix="mixednuts-tune-") if in_bucket else nullcontext(f"{spec.run_uri}/search/tune")
+    with state as folder, _quiet():
         tuner = tune.Tuner(
             tune.with_resources(trial, tune.PlacementGroupFactory([dict(reserved)], **on_nodes)),
             param_space={"power": tune.grid_search([*grid.powers])},
@@ -133,19 +135,6 @@ class _Patience(tune.Callback):
                 f"no trial of the search could start for {self._seconds:g} s, because the cluster has no free core. "
                 "End the jobs that hold its cores, or search in this process with search.tune=false"
             )
-
-
-@contextmanager
-def _experiment_folder(spec: WorkerSpec) -> Iterator[str]:
-    """Yield the folder for Tune's state: in the run's folder, or temporary if the run is in a bucket.
-
-    Tune would pickle a bucket's credentials next to its state.
-    """
-    if "://" not in spec.run_uri:
-        yield str(Path(spec.run_uri) / "search" / "tune")
-    else:
-        with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder:
-            yield folder
 
 
 @contextmanager
