@@ -220,20 +220,15 @@ class Pool:
             if slot.method == "ready":
                 allowed = self.settings.compute.start_seconds
             elif slot.partition is not None:
-                allowed = self._seconds_allowed(slot, slot.partition)
+                # The partition may just be slow, so each further try has twice the time. The images of prefetched
+                # partitions are attacked in the same batches, so they need time, too.
+                at_most = self.task.n_passes * (slot.pass_seconds or math.inf)
+                times = self.settings.compute.watchdog or math.inf
+                allowed = self._queue.seconds_allowed(slot.partition, times, at_most)
+                allowed *= 2.0 ** self._failures.tries(slot.partition) * (1 + slot.n_prefetched)
             if taken > allowed:
                 what = f"not finished after {taken:.0f} s; at most {allowed:.0f} s are allowed"
                 self._failed(slot, TimeoutError(what))
-
-    def _seconds_allowed(self, slot: _Slot, partition: Partition) -> float:
-        """Return how long a worker may take for a partition.
-
-        The partition may just be slow, so each further try has twice the time. The images of prefetched partitions are
-        attacked in the same batches, so they need time, too.
-        """
-        at_most = self.task.n_passes * (slot.pass_seconds or math.inf)
-        allowed = self._queue.seconds_allowed(partition, self.settings.compute.watchdog or math.inf, at_most)
-        return allowed * 2.0 ** self._failures.tries(partition) * (1 + slot.n_prefetched)
 
     def _end(self, slot: _Slot) -> None:
         self._slots.remove(slot)

@@ -55,6 +55,7 @@ class Workbench:
         networks: "rob" and, if the run has two classifiers, "std", on the device.
     """
 
+    _decided: DeviceSettings
     model: nn.Module  # the task's mixed classifier, or the robust classifier if the task has none
     model_name: Literal["mixed", "rob"]  # the name of `model` in summaries and columns
 
@@ -65,7 +66,7 @@ class Workbench:
         self.copies = FastCopies(spec.precision, compile=spec.compile)
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the current and the prefetched partitions
-        self._settled: tuple[BatchShape, DeviceSettings] | None = None
+        self._shape: BatchShape | None = None
         self._rows = ""  # the folder of the current task's rows
         self._engines: dict[str, Scheduler] = {}  # the current task's, by the name of the attacked network
         self._prefetched: Sequence[Partition] = ()
@@ -100,8 +101,19 @@ class Workbench:
         return Verifier(model, self.shape(x)).logits(x)
 
     def shape(self, x: Tensor) -> BatchShape:
-        """Return the batch shape of all passes on this type of device; `x` are any images of the run."""
-        return self._decisions(x)[0]
+        """Return the batch shape of all passes on this type of device; `x` are any images of the run.
+
+        The first call decides on rows and precisions, which a run stores for each type of device if any is "auto".
+        """
+        if self._shape is None:
+            if "auto" in (self.spec.batch_size, self.spec.precision):
+                found = device_settings(Store(self.spec.run_uri), device_type(self.device), lambda: self._measured(x))
+            else:
+                found = self._measured(x)
+            for role, network in self.networks.items():
+                self.copies.decide(network, found.precision[role])
+            self._shape, self._decided = BatchShape(found.rows, float32_rows=found.float32_rows), found
+        return self._shape
 
     def counts(
         self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int = 0
@@ -165,22 +177,10 @@ class Workbench:
 
     def settings(self, x: Tensor) -> dict[str, Any]:
         """Return rows, precisions and repeatability as fields of `PartitionSummary`."""
-        shape, measured = self._decisions(x)
-        precision = ", ".join(f"{role} {precision}" for role, precision in measured.precision.items())
+        shape = self.shape(x)
+        precision = ", ".join(f"{role} {precision}" for role, precision in self._decided.precision.items())
         rows = {"rows": shape.rows, "float32_rows": shape.float32.rows}  # fewer after the memory has run out
-        return {**rows, "precision": precision, "repeatable": measured.repeatable}
-
-    def _decisions(self, x: Tensor) -> tuple[BatchShape, DeviceSettings]:
-        """Return rows and precisions, which a run stores for each type of device if any of them is "auto"."""
-        if self._settled is None:
-            if "auto" in (self.spec.batch_size, self.spec.precision):
-                found = device_settings(Store(self.spec.run_uri), device_type(self.device), lambda: self._measured(x))
-            else:
-                found = self._measured(x)
-            for role, network in self.networks.items():
-                self.copies.decide(network, found.precision[role])
-            self._settled = BatchShape(found.rows, float32_rows=found.float32_rows), found
-        return self._settled
+        return {**rows, "precision": precision, "repeatable": self._decided.repeatable}
 
     def _measured(self, x: Tensor) -> DeviceSettings:
         """Return rows and precisions as configured or, for "auto", as they suit this device and these images."""

@@ -84,11 +84,10 @@ class AttackWorker:
                 f"{platform.node()} does not see {run.address(RUN)}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
-        pass_seconds = self._time_a_pass(networks)
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
         self.checks = OutputChecks(self.bench)
-        self._pass_seconds = pass_seconds
-        return pass_seconds
+        self._pass_seconds = self._time_a_pass(networks)
+        return self._pass_seconds
 
     def _time_a_pass(self, networks: Mapping[str, nn.Module]) -> float:
         """Return the seconds per image of a small pass through all networks, after one as a warm-up."""
