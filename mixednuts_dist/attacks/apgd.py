@@ -51,7 +51,6 @@ class ApgdState(SlotState):
     next_review: Counts  # the iteration after which it is due
     loss: Counts  # index into `losses`
     scale: Counts  # in L1, the radius of the ball in units of eps
-    share: Numbers  # in L1, share of the pixels that a step moves
     n_moved: Counts  # in L1, pixels in which the best point differed from the image at the last review
     losses: list[str] = field(default_factory=list)  # names of all losses that any run in the batch has had
 
@@ -154,7 +153,8 @@ class SparseApgd(Apgd):
         _set_step(state, entering, _n_moved(state.x_adv, state), self._radius(state))
 
     def _step(self, state: ApgdState) -> Tensor:
-        direction = sparse_signs(state.grad, state.share)
+        share_S = state.n_moved.to(state.x) / state.x[0].numel() / _SHRINK
+        direction = sparse_signs(state.grad, share_S)
         return self._project(state, state.x_adv + per_image(state.step_size, direction) * direction)
 
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
@@ -199,9 +199,8 @@ def _n_moved(x_adv: Tensor, state: ApgdState) -> Tensor:
 
 def _set_step(state: ApgdState, chosen: Tensor, n_moved: Tensor, step_size: Tensor) -> None:
     """Set the length and the sparsity of the next steps of the chosen slots."""
-    share = n_moved.to(state.share) / state.x[0].numel() / _SHRINK
-    for kept, new in ((state.n_moved, n_moved), (state.share, share), (state.step_size, step_size)):
-        torch.where(chosen, new, kept, out=kept)
+    torch.where(chosen, n_moved, state.n_moved, out=state.n_moved)
+    torch.where(chosen, step_size, state.step_size, out=state.step_size)
 
 
 def stepper_for(threat: ThreatModel, n_iter: int, first_step: float = 2.0) -> Apgd:
