@@ -33,7 +33,8 @@ from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
-from mixednuts_dist.distributed.executor import Executor, make_executor
+from mixednuts_dist.distributed.executor import Executor
+from mixednuts_dist.distributed.ray_executor import RayExecutor
 from mixednuts_dist.distributed.schedule import PREFETCHED
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
@@ -50,7 +51,7 @@ _BUDGET = AttackBudget(n_iter=20, n_target_classes=3, n_queries=500)
 
 def run() -> dict[str, Any]:
     """Run all measurements, print one line per measurement, and return the numbers."""
-    with make_executor("ray", "local") as executor:
+    with RayExecutor("local") as executor:
         executor.start()
         results = {
             "orchestration": _told(orchestration()),

@@ -17,7 +17,8 @@ import torch
 from mixednuts_dist.config.keys import ComputeConfig, SearchConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.uris import DatasetSource
-from mixednuts_dist.distributed.executor import Executor, make_executor
+from mixednuts_dist.distributed.executor import Executor
+from mixednuts_dist.distributed.ray_executor import RayExecutor
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.selection.choice import published_grid
 from mixednuts_dist.selection.criteria import ExactCriterion
@@ -30,7 +31,7 @@ SIZES = {"demo": (450, 10), "ImageNet": (5000, 1000)}
 
 def run(sizes: dict[str, tuple[int, int]] = SIZES) -> dict[str, dict[str, float]]:
     """Print one line per size and return the seconds."""
-    with make_executor("ray") as executor, tempfile.TemporaryDirectory() as folder:
+    with RayExecutor() as executor, tempfile.TemporaryDirectory() as folder:
         executor.start()
         return {name: _measured(name, size, executor, folder) for name, size in sizes.items()}
 

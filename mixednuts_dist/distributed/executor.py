@@ -78,11 +78,8 @@ class Executor:
         """Return a new worker at once, even if it has to wait for resources."""
         raise NotImplementedError
 
-    def start(self) -> None:
-        """Connect to a cluster or start one, if the executor needs one and has none yet."""
-
     def close(self) -> None:
-        """Disconnect, or stop what `start` has started."""
+        """Disconnect from a cluster, or stop what `workers` has started for all workers."""
 
     def is_gone(self, node: str) -> bool:  # noqa: ARG002
         """Whether a node has left the cluster."""

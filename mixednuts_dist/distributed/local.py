@@ -32,7 +32,6 @@ _COMMAND = f"from {__name__} import serve; serve()"
 _END_SECONDS = 1.0  # a process may take this long to exit after it has closed its pipe
 _LAST_WORDS = 2000  # bytes of a lost worker's log in the message about it
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-_OUT_OF_MEMORY = ", possibly by the kernel because memory ran out; try a lower compute.num_workers"
 
 
 @EXECUTORS("local", describes="worker processes on this machine, without Ray", order=1)
@@ -133,7 +132,8 @@ def _ending(code: int) -> str:
     if code >= 0:
         return f"exit status {code}"
     known = signal.Signals(-code).name if -code in {*signal.Signals} else "real-time"
-    return f"killed by signal {-code} ({known}){_OUT_OF_MEMORY if -code == signal.SIGKILL else ''}"
+    memory = ", possibly by the kernel because memory ran out; try a lower compute.num_workers"
+    return f"killed by signal {-code} ({known}){memory if -code == signal.SIGKILL else ''}"
 
 
 def serve() -> None:

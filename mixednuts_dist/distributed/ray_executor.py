@@ -50,6 +50,7 @@ class RayExecutor(Executor):
         self._disconnects: threading.Event | None = None  # set before disconnecting; None if the caller has connected
 
     def start(self) -> None:
+        """Connect to a cluster, or start a private Ray, unless this process is connected; errors as in `connect`."""
         if ray.is_initialized():
             return
         self.report(
