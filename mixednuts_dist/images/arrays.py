@@ -151,8 +151,7 @@ def _array(path: Path, member: zipfile.ZipInfo) -> Array:
     """Map an array of an .npz file, so that only images that are read need memory; load a compressed array."""
     if member.compress_type != zipfile.ZIP_STORED:
         with np.load(path, allow_pickle=False) as held:
-            loaded: Array = held[Path(member.filename).stem]
-            return loaded
+            return np.asarray(held[Path(member.filename).stem])
     with path.open("rb") as file:
         file.seek(member.header_offset + _LENGTHS_AT)
         begin = file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
