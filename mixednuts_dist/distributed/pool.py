@@ -164,7 +164,7 @@ class Pool:
         elif slot.partition is not None:
             self._places.succeeded(slot.place)
             self._failures.any_done = True
-            self._queue.finished(slot.partition, time.monotonic() - slot.since)
+            self._queue.finished(slot.partition, call.result().seconds)
             slot.partition = None
             self.on_summary(call.result())
 

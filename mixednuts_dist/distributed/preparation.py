@@ -6,6 +6,7 @@ Each part is a partition of the pool, so workers write the parts in any order, o
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class PartDone:
     part: ImagePart
     image_shape: tuple[int, int, int]
     was_there: bool
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +60,13 @@ class PartTask(Task):
 
     def write(self, dataset: Dataset, partition: Partition) -> PartDone:
         """Write the part in its own format; DatasetError if an image cannot be read."""
-        name, store = partition.file_name, Store(self.destination)
+        started, name, store = time.perf_counter(), partition.file_name, Store(self.destination)
         there = finished_part(store, name, self.content_hash)
         rows = there or _read(dataset, balanced(dataset)[partition.start : partition.stop])
         if there is None:
             store.write(name, encode_part(rows, self.content_hash))
         part = ImagePart(name, partition.start, partition.stop, rows.sha256)
-        return PartDone(part, rows.images.shape[1:], there is not None)
+        return PartDone(part, rows.images.shape[1:], there is not None, time.perf_counter() - started)
 
 
 def balanced(dataset: Dataset) -> Sequence[int]:
