@@ -14,9 +14,10 @@ from typing import Any
 import click
 import torch
 
-from mixednuts_dist.acceleration.tf32 import tf32_allowed
+from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.published import pyautoattack_images
+from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET, attacked_here, differentiable
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.section import read_fraction
@@ -48,8 +49,7 @@ def compare(
         turned = now()
         here = attacked_here(network, x, y, threat=threat, attacks=attacks, budget=budget)
         ended = now()
-        with torch.no_grad(), tf32_allowed(False):
-            robust = torch.cat([network(part) for part in theirs.split(100)]).argmax(dim=1) == y
+        robust = Verifier(network, BatchShape(n)).logits(theirs).argmax(dim=1) == y
         seconds = turned - started, ended - turned
         click.echo(
             {

@@ -78,7 +78,7 @@ class Run:
     from_best: bool = False  # begin at the best point so far, not at a random one
     loss: str = ""  # name of a registered loss, for steppers that take any (APGD)
     weight: float = 1.0  # weight of the standard classifier's margin in the joint attack; other attacks ignore it
-    float32: bool = False  # gradients in float32 whatever the precision
+    float32: bool = False  # gradients in float32 (TF32 on a GPU) although the precision is bfloat16
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
     attack: str = ""  # the name under which results report the images that the run breaks; `runs_of` sets it
 
@@ -206,7 +206,8 @@ class Stepper(Generic[State]):
     # Every n-th pass of a run has a gradient, beginning with its first pass; 0: no pass has one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
-    # Small differences matter, so borderline images take low-precision runs once more in float32.
+    # Small differences matter, so borderline images take low-precision runs once more in float32. On a GPU, all images
+    # take these runs in TF32 instead of bfloat16.
     repeats_in_float32: ClassVar[bool] = False
 
     @cached_property

@@ -94,7 +94,7 @@ class AttackedModel:
 
     model: Callable[[Tensor], Tensor]  # the classifier itself, or its `draws.Draws`, for float32 verification
     fast: GradientModel  # for the passes of the attacks
-    float32: GradientModel | None = None  # for float32 runs; None if `fast` computes in float32 anyway
+    float32: GradientModel | None = None  # for float32 runs; None if `fast` computes in float32 or TF32 anyway
 
     @classmethod
     def of(
