@@ -158,7 +158,7 @@ def _write_evaluate(opened: Run) -> float:
         robust_B = right_B & (attacked_BK.argmax(dim=1) == labels_B)
         values = {
             "sample_id": torch.arange(part.start, part.stop), "label": labels_B, "mixed_clean": clean_BK,
-            "mixed_attacked": attacked_BK, "robust": robust_B,
+            "mixed_attacked": attacked_BK, "clean": right_B, "robust": robust_B,
             **{f"{SURVIVED}{attack}": robust_B for attack in attacks},
             **{f"{FLAG}{flag}": torch.zeros_like(robust_B) for flag in FLAGS},
             "x_adv": torch.zeros(len(part), *opened.inputs.image_shape),

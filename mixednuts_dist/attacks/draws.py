@@ -2,8 +2,8 @@
 
 A pass holds n rows per image, one per draw of the classifier's randomness. An attack maximizes the mean of the draws'
 losses. During the search, a point counts as misclassified if the mean of the draws' probabilities is largest for
-another class than the label. At the best point of each image, `N_DECISION` fresh draws decide: the image is broken if
-at least half of them are misclassified.
+another class than the label. At the clean image and at the best point, `N_DECISION` fresh draws decide: the image is
+broken if at least half of them are misclassified.
 
 A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, with int64 seeds, which replaces `forward`. The
 seeds are hashes of the seed of the call, the pixels, the purpose of the draw and its number, so results do not depend
@@ -26,7 +26,7 @@ from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 
 GRADIENT, VERIFICATION, DECISION = range(3)  # what draws are for; each purpose has its own
-N_DECISION = 100  # draws per best point
+N_DECISION = 100  # draws per decision
 
 
 class Draws:
@@ -61,6 +61,11 @@ class Draws:
             std, rob = (_drawn(part, rows, seeds).chunk(self.n) for part in (self.model.std, self.model.rob))
             return [MixedOutputs(self.model, self._mode, *both) for both in zip(std, rob, strict=True)]
         return [Outputs(logits) for logits in _drawn(self.model, rows, seeds).chunk(self.n)]
+
+
+def misclassified(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
+    """Return whether at least half of the fresh draws misclassify each image, (B,) bool on the host."""
+    return misclassified_share(draws, x_BCHW, y_B, rows=rows).cpu() >= 0.5
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -44,7 +44,7 @@ from ..norms.ball import ULP, ball_of
 from .attack import Run, Setting
 from .batch import Batch
 from .budget import WARM_START, AttackBudget
-from .draws import N_DECISION, Draws, misclassified_share
+from .draws import N_DECISION, Draws, misclassified
 from .gradient_model import AttackedModel, AttackMode, GradientModel
 from .image_record import AS_CLEAN, AS_KNOWN, ImageRecord, Job, QueuedPoint
 from .plans import Planner, ensemble_plan
@@ -199,7 +199,9 @@ class Scheduler:
 
     def admit(self, group: Group, key: Any = None) -> None:
         """Verify the clean images of a group, and send them on."""
-        clean = self.verifier.verify(group.x, group.y)
+        clean, model = self.verifier.verify(group.x, group.y), self.attacked.model
+        if isinstance(model, Draws):
+            clean = replace(clean, wrong=misclassified(model, group.x, group.y, rows=self.shape.rows))
         known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
         if not self._blocks:
@@ -263,8 +265,9 @@ class Scheduler:
         verified = self.verifier.verify(best, group.y)
         broken, n_draws, n_verified = verified.wrong, 1, len(images)
         if isinstance(model, Draws):
-            broken = misclassified_share(model, best, group.y, rows=self.shape.rows).cpu() >= 0.5
-            n_draws, n_verified = model.n, n_verified * (1 + math.ceil(N_DECISION / model.n))
+            broken = misclassified(model, best, group.y, rows=self.shape.rows)
+            broken |= torch.tensor([image.broken_at == AS_CLEAN for image in images])
+            n_draws, n_verified = model.n, n_verified * (1 + 2 * math.ceil(N_DECISION / model.n))
         steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
         place_of = {step: place for place, step in enumerate(steps)}
         # If only this verification finds an image misclassified, the last attack has broken it.

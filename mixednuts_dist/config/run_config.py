@@ -34,7 +34,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
         "precision": "fp32",
     },
 }
-RESULTS_VERSION = 4  # part of every content hash; it rises if rows or their format change
+RESULTS_VERSION = 5  # part of every content hash; it rises if rows or their format change
 
 
 class DataConfig(Section):

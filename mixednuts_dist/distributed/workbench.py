@@ -116,12 +116,16 @@ class Workbench:
         return self._shape
 
     def counts(
-        self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int = 0
+        self, classifier: str, clean: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int = 0
     ) -> dict[str, Any]:
-        """Return the counts of the partition's summary, for the classifier with this name."""
+        """Return the counts of the partition's summary, for the classifier with this name.
+
+        Args:
+            clean: the logits of the clean images, (B, K), or whether they are classified correctly, (B,) bool.
+        """
         return {
             "classifier": classifier,
-            "clean_correct": int((clean_BK.argmax(dim=1) == y).sum()),
+            "clean_correct": int((clean if clean.dtype == torch.bool else clean.argmax(dim=1) == y).sum()),
             "robust": int(robust_B.sum()),
             "n_forward": n_forward,
             "n_backward": n_backward,

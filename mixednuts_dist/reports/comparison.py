@@ -85,10 +85,7 @@ def _lettered(runs: Sequence[Run]) -> dict[str, Run]:
 
 def _correct(run: Run) -> dict[str, Tensor]:
     """Return the images on which the attacked classifier of a run is correct, clean and under its adaptive attack."""
-    stage = stage_of(run.config, "evaluate")
-    logits = f"{stage.model_name(run.config)}_clean"
-    rows = stage.rows(run, ["label", logits, "robust"])
-    return {"clean": rows[logits].argmax(dim=1) == rows["label"], "robust": rows["robust"]}
+    return stage_of(run.config, "evaluate").rows(run, ["clean", "robust"])
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:

@@ -21,11 +21,11 @@ def read_batches(
     """Return the reduced rows of all images, and the margins of the images of the attack stage by group.
 
     Returns:
-        The columns `sample_id`, `label`, `robust` and `after STEP` (still correct after this step of the attack); the
-        classes `mixed, clean` and `mixed, attacked` with their signed margins `margin: mixed, clean` and so on, which
-        are those of `rob` in a run without `std`. For the images of the attack stage, which come first, also
-        `std broken`, `rob broken`, the classes `std, clean`, `rob, clean` and `rob+M, clean`, and the signed margins of
-        the first two.
+        The columns `sample_id`, `label`, `clean` (correct without an attack), `robust` and `after STEP` (still correct
+        after this step of the attack); the classes `mixed, clean` and `mixed, attacked` with their signed margins
+        `margin: mixed, clean` and so on, which are those of `rob` in a run without `std`. For the images of the attack
+        stage, which come first, also `std broken`, `rob broken`, the classes `std, clean`, `rob, clean` and
+        `rob+M, clean`, and the signed margins of the first two.
 
     Raises:
         InvalidInputError: if the rows of a batch are about different images.
@@ -50,6 +50,7 @@ def _evaluated(rows: EvaluateRecords) -> dict[str, Tensor]:
     return {
         "sample_id": rows.sample_ids_N,
         "label": rows.labels_N,
+        "clean": rows.clean_N,
         "robust": rows.robust_N,
         **{f"after {step}": alive_N for step, alive_N in rows.survived.items()},
         **_answers("mixed, clean", rows.mixed_clean_NK, rows.labels_N),

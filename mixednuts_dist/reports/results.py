@@ -188,7 +188,7 @@ def gather_results(
     """
     rows, margins = read_batches(batches, search)
     attacked = "rob" if search is None else "mixed"
-    right_N = standing_N = rows["mixed, clean"] == rows["label"]
+    right_N = standing_N = rows["clean"]
     whole = AccuracyRow(attacked, count(right_N), count(rows["robust"]), attacks[attacked])
     survival = [SurvivalStep(whole.clean.correct, len(right_N), step="clean", lost=int((~right_N).sum()))]
     for step in (name.removeprefix("after ") for name in rows if name.startswith("after ")):
@@ -202,7 +202,7 @@ def gather_results(
         return RunResults(**description, accuracy=(whole,))
     n_seen = len(rows["rob broken"])
     seen = {name: values_N[:n_seen] for name, values_N in rows.items()}
-    right = {name: seen[f"{name}, clean"] == seen["label"] for name in attacks}
+    right = {name: seen[f"{name}, clean"] == seen["label"] for name in attacks} | {"mixed": seen["clean"]}
     robust = {"std": ~seen["std broken"], "rob": ~seen["rob broken"], "mixed": seen["robust"]}
     *base, mixed = (AccuracyRow(name, count(right[name]), count(robust[name]), by) for name, by in attacks.items())
     return RunResults(

@@ -60,15 +60,16 @@ class Attack(Stage):
         x, y = worker.images(partition)
         found = self._minimum_margins(worker, partition)
         rob_clean = worker.logits(worker.rob, x)
+        rob_broken = found.broken | (rob_clean.argmax(dim=1) != y)  # the passes of a random classifier may differ
         columns: Columns = {
             "rob_clean": rob_clean,
             "rob_attacked": worker.logits(worker.rob, found.x_adv),
             "margin": found.margin,
             "log_one_minus_margin": found.log_one_minus_margin,
-            "rob_broken": found.broken,
+            "rob_broken": rob_broken,
             "x_adv": found.x_adv,
         }
-        counts = worker.counts("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
+        counts = worker.counts("rob", rob_clean, y, ~rob_broken, found.n_forward, found.n_backward)
         if "std" in worker.networks:
             std_clean, there = worker.logits(worker.std, x), worker.logits(worker.std, found.x_adv)
             if worker.spec.classifiers["std"].is_black_box:  # only the adversarial examples of `rob` are tried
@@ -77,6 +78,7 @@ class Attack(Stage):
             else:
                 std = worker.attacked(partition, worker.std, STD_ATTACKS, budget_of(self.keys), name="std")
                 attacked, broken, n_forward, n_backward = std.logits, std.broken, std.n_forward, std.n_backward
+            broken = broken | (std_clean.argmax(dim=1) != y)
             columns |= {"std_clean": std_clean, "std_attacked": attacked, "std_broken": broken}
             columns["std_at_rob_attacked"] = there
             counts["n_forward"] += n_forward

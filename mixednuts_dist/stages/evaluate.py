@@ -95,12 +95,13 @@ class Evaluate(Stage):
         columns = {
             f"{name}_clean": clean,
             f"{name}_attacked": outcome.logits,
+            "clean": outcome.clean,
             "robust": outcome.robust,
             **{f"{SURVIVED}{attack}": survived for attack, survived in outcome.survived.items()},
             **{f"{FLAG}{flag}": raised for flag, raised in flags.items()},
             "x_adv": outcome.x_adv,
         }
-        return columns, worker.counts(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
+        return columns, worker.counts(name, outcome.clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
 
 def attacked_as(

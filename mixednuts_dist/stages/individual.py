@@ -34,7 +34,7 @@ class Individual(Stage):
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         import torch
 
-        x, y = worker.images(partition)
+        _, y = worker.images(partition)
         outcomes = {
             attack: attacked_as(self.evaluate, worker, partition, (attack,), name=attack)
             for attack in self.evaluate.attacks
@@ -42,7 +42,7 @@ class Individual(Stage):
         columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
         columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
         passes = [sum(getattr(outcome, kind) for outcome in outcomes.values()) for kind in ("n_forward", "n_backward")]
-        clean = worker.logits(worker.model, x)
+        clean = next(iter(outcomes.values())).clean
         return columns, worker.counts(worker.model_name, clean, y, columns["robust"], *passes)
 
     def content_hash(self, opened: Run) -> str:

@@ -74,6 +74,7 @@ class EvaluateRecords:
     labels_N: Tensor  # int64
     mixed_clean_NK: Tensor  # float32 logits of the mixed classifier on the clean image
     mixed_attacked_NK: Tensor  # float32 logits on the stored attacked image
+    clean_N: Tensor  # bool: correct on the clean image
     robust_N: Tensor  # bool: correct on the clean image and at every point that the attacks tried
     survived: dict[str, Tensor]  # "warm-start", then each attack in order -> bool (N,): still correct after it
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # commands that only look at a run's footers do not import Py
 
     from ..selection.selection import Selection
 
-SCHEMA_VERSION = 6  # for other readers; `RESULTS_VERSION` is part of the content hash
+SCHEMA_VERSION = 7  # for other readers; `RESULTS_VERSION` is part of the content hash
 SURVIVED = "survived_"  # column prefix, before the attack's name
 FLAG = "flag_"  # column prefix, before the red flag's name
 _METADATA, _SHA256, _ZEROS = b"mixednuts", b"mixednuts.sha256", b"0" * 64
@@ -270,10 +270,10 @@ def read_evaluate_records(
 ) -> EvaluateRecords:  # fmt: skip
     """Return all rows of the evaluate stage, or of a study, without images; errors as in `read_columns`."""
     survived = [f"{SURVIVED}{attack}" for attack in attacks]
-    columns = ["sample_id", "label", f"{classifier}_clean", f"{classifier}_attacked", "robust", *survived]
+    columns = ["sample_id", "label", f"{classifier}_clean", f"{classifier}_attacked", "clean", "robust", *survived]
     values = read_columns(store, stage, partitions, content_hash, columns).values()
-    ids, labels, clean, attacked, robust, *after = values
-    return EvaluateRecords(ids, labels, clean, attacked, robust, dict(zip(attacks, after, strict=True)))
+    ids, labels, clean, attacked, right, robust, *after = values
+    return EvaluateRecords(ids, labels, clean, attacked, right, robust, dict(zip(attacks, after, strict=True)))
 
 
 def _to_arrow(values: Tensor) -> Any:

@@ -183,8 +183,7 @@ class Bench:
         task = replace(task, mixture=mixture, content_hash=key, stage=f"studies/rows/{key}")
         run_partitions(part, task, self.executor, self.progress, label=label)
         records = read_evaluate_records(part.rows, part.partitions, key, steps_of(part), stage=task.stage)
-        clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
-        return Measured(clean_N, records.robust_N, records.survived)
+        return Measured(records.clean_N, records.robust_N, records.survived)
 
     def attacked(
         self, label: str, logit_map: LogitMap | None = None, *, rob: str | None = None, **changes: Any

@@ -78,6 +78,20 @@ def test_fresh_draws_decide_and_confirm(noisy) -> None:
     assert int(((many - share).abs() < 4 * 0.5 / N_DECISION**0.5).sum()) >= len(x) - 1
 
 
+@pytest.mark.parametrize("kind", [Noisy, Seeded])
+def test_fresh_draws_decide_about_clean_images(noisy, kind: type[Noisy]) -> None:
+    net, x, y = noisy[0].net, *noisy[1:]
+    model = kind(net, 0.6).eval()
+    found = autoattack(model, x, y, **OPTIONS, eot=1)
+    assert 0 < int(found.robust.sum()) <= int(found.clean.sum()) < len(x)
+    assert not (found.robust & ~found.clean).any()
+    if kind is Seeded:
+        share = misclassified_share(Draws(model, 1, seed=0), x, y, rows=16)
+        assert torch.equal(found.clean, share < 0.5)
+        each = [autoattack(model, x[i : i + 1], y[i : i + 1], sample_ids=[i], **OPTIONS, eot=1) for i in range(len(x))]
+        assert [one.n_backward > 0 for one in each] == found.clean.tolist(), "each correct image is attacked, no other"
+
+
 def test_rand_is_as_strong_as_the_published_one() -> None:
     """Images of which the final points fool fresh draws more often than not: ours, and those of the package."""
     rob, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, 40)

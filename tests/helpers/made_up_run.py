@@ -117,7 +117,7 @@ def made_up_evaluate(attack: AttackRecords, *, alpha: float) -> EvaluateRecords:
     ce_N = warm_N & (attack.sample_ids_N % 50 != 7)
     t_N = ce_N & (attack.sample_ids_N % 60 != 11)
     survived = {"warm-start": warm_N, "apgd-ce": ce_N, "apgd-t": t_N, "fab-t": t_N, "square": t_N}
-    return EvaluateRecords(attack.sample_ids_N, attack.labels_N, clean_NK, attacked_NK, t_N, survived)
+    return EvaluateRecords(attack.sample_ids_N, attack.labels_N, clean_NK, attacked_NK, right_N, t_N, survived)
 
 
 def made_up_candidates(beta: float) -> tuple[dict[str, Any], ...]:

@@ -65,6 +65,10 @@ def test_run_takes_a_random_rob(tmp_path: Path) -> None:
     first = results.search.rounds[0]
     assert 3 * first.tried[0] <= first.n_backward, "the choice was attacked with averaged gradients too"
     assert results.row("mixed").clean.correct >= robust
+    assert results.row("rob").clean.correct >= results.row("rob").robust.correct
+    stored = pq.read_table(rows_of(config, "evaluate"), columns=["clean", "robust"]).to_pydict()
+    assert sum(stored["clean"]) == results.row("mixed").clean.correct
+    assert all(clean >= robust for clean, robust in zip(*stored.values(), strict=True))
 
 
 def test_draws_of_a_deterministic_classifier_are_a_note(tmp_path: Path) -> None:
