@@ -23,10 +23,10 @@ from mixednuts_dist.acceleration.batch_shape import shape_of
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import Draws, misclassified_share
 from mixednuts_dist.attacks.published import pyautoattack_images
-from mixednuts_dist.attacks.straight_through import straight_through
 from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import attacked_here, differentiable, say
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.classifiers.straight_through import straight_through
 from mixednuts_dist.config.section import read_fraction
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.versions import version_named

@@ -10,9 +10,9 @@ from .attacks.budget import AttackBudget as AttackBudget
 from .attacks.drop_in import AutoAttack as AutoAttack
 from .attacks.result import AttackResult as AttackResult
 from .attacks.result import Progress as Progress
-from .attacks.straight_through import straight_through as straight_through
 from .certification.smoothed_mixture import SmoothedMixture as SmoothedMixture
 from .classifiers.base_classifiers import load_classifier as load_classifier
+from .classifiers.straight_through import straight_through as straight_through
 from .config.run_config import RunConfig as RunConfig
 from .config.run_config import load_config as load_config
 from .config.run_config import parse_config as parse_config

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.straight_through import straight_through
+from mixednuts_dist.classifiers.straight_through import straight_through
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
