@@ -20,8 +20,8 @@ from mixednuts_dist.acceleration.gradient_copy import input_gradient
 from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
-from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.attacks.verification import Verifier
+from mixednuts_dist.stages.published import pyautoattack_images
 
 # The targets on a GPU.
 _LEAST_SPEEDUP, LEAST_SHARE = 4.0, 0.4

@@ -22,7 +22,6 @@ from benchmarks.defenses import Defense, defense_named
 from mixednuts_dist.acceleration.batch_shape import shape_of
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import Draws, misclassified_share
-from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import attacked_here, differentiable, say
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
@@ -34,6 +33,7 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.reports.table import Cell, Table
+from mixednuts_dist.stages.published import pyautoattack_images
 
 SEEDS = (0, 1)  # for attacks on random classifiers
 _HERE, _THERE = "here", "pyautoattack"

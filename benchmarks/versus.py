@@ -16,13 +16,13 @@ import torch
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
-from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET, attacked_here, differentiable
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.section import read_fraction
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.stages.published import pyautoattack_images
 
 
 def compare(

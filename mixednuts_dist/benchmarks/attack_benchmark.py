@@ -17,7 +17,6 @@ from ..acceleration.precision import FastCopies
 from ..acceleration.tf32 import tf32_allowed
 from ..attacks.adaptive import autoattack
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
-from ..attacks.published import pyautoattack_images
 from ..attacks.result import AttackResult
 from ..classifiers.base_classifiers import load_classifier
 from ..classifiers.factories import DEMO_EPS
@@ -25,6 +24,7 @@ from ..config.threat import ThreatModel
 from ..errors import InvalidInputError
 from ..images.datasets import open_dataset
 from ..mixing.classifier import MixedClassifier
+from ..stages.published import pyautoattack_images
 
 PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)
 _WARM_UP = AttackBudget(2, 1, 1, border_restarts=0, joint_starts=0)

@@ -143,8 +143,8 @@ class CrossCheck(Stage):
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         import torch
 
-        from ..attacks.published import pyautoattack_images
         from ..mixing.classifier import MixedClassifier
+        from .published import pyautoattack_images
 
         x, y = worker.images(partition)
         model, name = worker.model, worker.model_name

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.tf32 import tf32_allowed
+from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..config.threat import ThreatModel
-from .budget import STANDARD_ATTACKS, AttackBudget
 
 
 def pyautoattack_images(
