@@ -28,9 +28,9 @@ import yaml
 from torch import Tensor
 
 from mixednuts_dist.attacks.budget import WARM_START
-from mixednuts_dist.attacks.red_flags import FLAGS
 from mixednuts_dist.config.run_config import RunConfig, digest, load_config, parse_config
 from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.stages.red_flags import FLAGS
 from mixednuts_dist.stages.runs import Run, finished_partitions, open_run
 from mixednuts_dist.stages.search_result import evaluate_content_hash, read_search_result
 from mixednuts_dist.storage.index import IndexWriter

@@ -6,20 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_norm, check_threat
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import ball_of
-from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
 from .verification import check_images
 
+LOGITS_TOLERANCE = 1e-3  # absolute and relative; two passes over the same images differ by less
 _N_TRIED = 2
 _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own
 
@@ -138,3 +140,21 @@ def _check_gradient(model: Callable[[Tensor], Tensor], x: Tensor, logits_BK: Ten
             "gradient attacks cannot succeed, so surviving them is not evidence of robustness; only Square counts",
             stacklevel=5,
         )
+
+
+def are_probabilities(outputs_BK: Tensor) -> bool:
+    """Return whether the outputs of every image sum to 1, as after a softmax."""
+    return bool((outputs_BK >= 0).all()) and bool(((outputs_BK.sum(dim=1) - 1).abs() < 1e-4).all())
+
+
+def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
+    """Return whether the gradient of the cross-entropy is nonzero on at least one of the images."""
+    labels_B = torch.zeros(len(x_BCHW), dtype=torch.long, device=x_BCHW.device)
+    return bool(cross_entropy_gradient(model, x_BCHW, labels_B).any())
+
+
+def cross_entropy_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, y_B: Tensor) -> Tensor:
+    """Return the gradient of each image's cross-entropy, (B, C, H, W)."""
+    x_BCHW = x_BCHW.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return input_gradient(F.cross_entropy(model(x_BCHW), y_B, reduction="none"), x_BCHW)

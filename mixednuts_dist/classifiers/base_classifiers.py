@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..attacks.red_flags import are_probabilities
+from ..attacks.entry import are_probabilities
 from ..config.uris import GIVEN, ClassifierSource
 from ..errors import BaseClassifierError, MixedNutsError
 from .black_box_classifier import BlackBoxClassifier

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..attacks.red_flags import LOGITS_TOLERANCE
+from ..attacks.entry import LOGITS_TOLERANCE
 from ..errors import BaseClassifierError, StoreError
 from ..storage.tables import unusable_values
 from .workbench import Workbench

@@ -12,7 +12,6 @@ from typing import cast
 import torch
 import yaml
 
-from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config.run_config import RunConfig
 from ..config.uris import GIVEN
 from ..deployment.loading import loading_line
@@ -22,6 +21,7 @@ from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.driver_notes import stage_clock, stage_seconds
 from ..stages.evaluate import cross_check, steps_of
 from ..stages.progress import RunProgress
+from ..stages.red_flags import FLAGS, UNREPEATABLE, findings
 from ..stages.runs import Run, reopen_run, require_complete
 from ..stages.search import read_candidates
 from ..stages.search_result import read_search_result

@@ -76,7 +76,7 @@ class Evaluate(Stage):
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         from ..attacks.gradient_model import AttackedModel
-        from ..attacks.red_flags import raised_flags
+        from .red_flags import raised_flags
 
         x, y = worker.images(partition)
         model, name = worker.model, worker.model_name

@@ -30,7 +30,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         DatasetError, BaseClassifierError: if they cannot be used.
         ConfigError: if they contradict `evaluate.check` or `evaluate.rd`.
     """
-    from ..attacks.red_flags import has_gradient
+    from ..attacks.entry import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_read, labels_checksum, open_dataset
     from ..mixing.classifier import MixedClassifier

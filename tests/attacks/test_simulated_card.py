@@ -128,7 +128,7 @@ def test_attack_waits_only_for_flags_and_verifications(card) -> None:
     assert by_file.pop("attacks/batch.py") <= n_passes / READ_EVERY
     # Each call once: the checks of its model, images and gradients, the probe that compares the bits of a smaller
     # shape, and what is returned with the robust images.
-    once = ("entry", "red_flags", "adaptive", "scheduler")
+    once = ("entry", "adaptive", "scheduler")
     assert by_file.keys() <= {"acceleration/batch_shape.py", *(f"attacks/{name}.py" for name in once)}
     assert by_file.total() <= 26, by_file
     # Noise is as large as images, so the GPU makes it from keys that the host sends without waiting.

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.gradient_model import AttackedModel
-from mixednuts_dist.attacks.red_flags import FLAGS, findings, raised_flags
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.stages.red_flags import FLAGS, findings, raised_flags
 from tests.helpers.small_nets import images, small_net
 
 SHAPE = (1, 6, 9)

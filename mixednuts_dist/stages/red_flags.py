@@ -6,20 +6,17 @@ Shapes: B images of C x H x W, K classes.
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, PassSizes, in_one_shape
-from ..acceleration.gradient_copy import input_gradient
-from .gradient_model import AttackedModel
-from .verification import Verifier
+from ..attacks.entry import LOGITS_TOLERANCE, cross_entropy_gradient
+from ..attacks.gradient_model import AttackedModel
+from ..attacks.verification import Verifier
 
 # The values are names of stored columns, so they stay as earlier releases wrote them.
 NO_GRADIENT, NO_SURROGATE_GRADIENT = "no_gradient", "no_climb"
 UNREPEATABLE, UNCONFIRMED = "unrepeatable", "unconfirmed"
 FLAGS = (NO_GRADIENT, NO_SURROGATE_GRADIENT, UNREPEATABLE, UNCONFIRMED)
-
-LOGITS_TOLERANCE = 1e-3  # absolute and relative; two passes over the same images differ by less
 
 
 def raised_flags(
@@ -37,27 +34,10 @@ def raised_flags(
     }
 
 
-def are_probabilities(outputs_BK: Tensor) -> bool:
-    """Return whether the outputs of every image sum to 1, as after a softmax."""
-    return bool((outputs_BK >= 0).all()) and bool(((outputs_BK.sum(dim=1) - 1).abs() < 1e-4).all())
-
-
-def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
-    """Return whether the gradient of the cross-entropy is nonzero on at least one of the images."""
-    labels_B = torch.zeros(len(x_BCHW), dtype=torch.long, device=x_BCHW.device)
-    return bool(_gradient(model, x_BCHW, labels_B).any())
-
-
 def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, shape: BatchShape) -> Tensor:
     rows = torch.arange(len(x), device=x.device)
-    grad_BCHW = in_one_shape(lambda i: _gradient(logits_of, x[i], y[i]), rows, PassSizes(shape, None))
+    grad_BCHW = in_one_shape(lambda i: cross_entropy_gradient(logits_of, x[i], y[i]), rows, PassSizes(shape, None))
     return ~grad_BCHW.flatten(1).any(dim=1)
-
-
-def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    x = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        return input_gradient(F.cross_entropy(logits_of(x), y, reduction="none"), x)
 
 
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:
