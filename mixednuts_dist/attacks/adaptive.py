@@ -136,21 +136,11 @@ def minimum_margin_attack(
 
 
 def _attack_all(
-    model: Callable[[Tensor], Tensor],
-    x_BCHW: Tensor,
-    y_B: Tensor,
-    *,
-    threat: ThreatModel,
-    attacks: Sequence[str],
-    batch_size: int | BatchShape | None,
-    precision: PrecisionChoice | FastCopies,
-    progress: Callable[[Progress], None] | None,
-    verbose: bool,
-    sample_ids: Sequence[int] | None,
-    cached_BCHW: Tensor | None = None,
-    eot: int | None = None,
-    **options: Any,
-) -> AttackResult:
+    model: Callable[[Tensor], Tensor], x_BCHW: Tensor, y_B: Tensor, *, threat: ThreatModel, attacks: Sequence[str],
+    batch_size: int | BatchShape | None, precision: PrecisionChoice | FastCopies, verbose: bool,
+    progress: Callable[[Progress], None] | None, sample_ids: Sequence[int] | None, cached_BCHW: Tensor | None = None,
+    eot: int | None = None, **options: Any,
+) -> AttackResult:  # fmt: skip
     """Check the arguments of a library call, and attack all images; `options` are those of `Scheduler`."""
     sample_ids = range(len(x_BCHW)) if sample_ids is None else sample_ids
     if len(sample_ids) != len(x_BCHW):

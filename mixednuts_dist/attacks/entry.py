@@ -27,14 +27,9 @@ _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchv
 
 
 def checked_labels(
-    model: Callable[[Tensor], Tensor],
-    x_BCHW: Tensor,
-    y_B: Tensor,
-    threat: ThreatModel,
-    attacks: Sequence[str],
-    eot: int | None = None,
-    cached_BCHW: Tensor | None = None,
-) -> Tensor:
+    model: Callable[[Tensor], Tensor], x_BCHW: Tensor, y_B: Tensor, threat: ThreatModel, attacks: Sequence[str],
+    eot: int | None = None, cached_BCHW: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Check the arguments of `autoattack`, with its errors and warnings, and return the labels as int64."""
     _check_types(model, x_BCHW, y_B, threat, attacks, eot)
     check_images(x_BCHW, y_B)

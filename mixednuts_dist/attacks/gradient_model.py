@@ -98,14 +98,9 @@ class AttackedModel:
 
     @classmethod
     def of(
-        cls,
-        model: Callable[[Tensor], Tensor],
-        *,
-        copies: FastCopies | None = None,
-        like_BCHW: Tensor | None = None,
-        rows: int = ON_CPU,
-        mode: AttackMode = "transfer",
-    ) -> "AttackedModel":
+        cls, model: Callable[[Tensor], Tensor], *, copies: FastCopies | None = None, like_BCHW: Tensor | None = None,
+        rows: int = ON_CPU, mode: AttackMode = "transfer",
+    ) -> "AttackedModel":  # fmt: skip
         """Return a classifier's attacked model; `copies` are tried on images like `like_BCHW`, `rows` at a time."""
         if mode not in get_args(AttackMode):
             raise InvalidInputError(f"mode={mode!r} is not one of the modes {', '.join(get_args(AttackMode))}")

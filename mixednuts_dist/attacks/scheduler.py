@@ -83,22 +83,11 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        model: Callable[[Tensor], Tensor] | AttackedModel,
-        like_BCHW: Tensor,
-        *,
-        threat: ThreatModel,
-        attacks: Sequence[str],
-        budget: AttackBudget,
-        shape: BatchShape,
-        planner: Planner = ensemble_plan,
-        seed: int = 0,
-        mode: AttackMode = "transfer",
-        copies: FastCopies | None = None,
-        eot: int | None = None,
-        stop_when_broken: bool = True,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
+        self, model: Callable[[Tensor], Tensor] | AttackedModel, like_BCHW: Tensor, *, threat: ThreatModel,
+        attacks: Sequence[str], budget: AttackBudget, shape: BatchShape, planner: Planner = ensemble_plan,
+        seed: int = 0, mode: AttackMode = "transfer", copies: FastCopies | None = None, eot: int | None = None,
+        stop_when_broken: bool = True, progress: Callable[[Progress], None] | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(model, AttackedModel):
             self.attacked = model
         elif eot is None:
