@@ -76,7 +76,9 @@ def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images
 
 
 def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunReport:
-    stages = {stage.name: stage for stage in stages_of(opened.config)}  # first, because a stage may reject its keys
+    stages = {stage.name: stage for stage in stages_of(opened.config)}
+    for stage in stages.values():
+        stage.check_inputs(opened.inputs)
     if opened.config.std is not None:
         stages["attack"].complete(opened, executor, progress)
         search.complete(opened, executor, progress)

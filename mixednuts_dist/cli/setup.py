@@ -120,9 +120,12 @@ def _storage_problems(config: RunConfig) -> Iterator[str]:
 
 def _problems_of_use(config: RunConfig) -> Iterator[str]:
     from ..stages.run_inputs import inspect_inputs
+    from ..stages.stage import stages_of
 
     try:
         inputs = inspect_inputs(config)
+        for stage in stages_of(config):
+            stage.check_inputs(inputs)
         shape = " x ".join(map(str, inputs.image_shape))
         click.echo(f"{inputs.n_images} images of {shape}, {inputs.n_classes} classes")
     except MixedNutsError as error:

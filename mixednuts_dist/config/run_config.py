@@ -162,6 +162,11 @@ class RunConfig(Section):
                 f"rob={self.rob.written!r} is a black box without gradients. Set attack.method: square, or give "
                 "a network"
             )
+        if self.evaluate.eot is not None and self.section("certify") is not None:
+            raise ValueError(
+                f"certify: evaluate.eot={self.evaluate.eot} admits a random classifier, whose votes cannot be "
+                "reproduced. Certify a run without eot"
+            )
         facts = {name: ATTACKS.entries()[name].facts for name in self.evaluate.attacks}
         for name, of_attack in facts.items():
             if self.std is None and of_attack.get("mixtures_only"):

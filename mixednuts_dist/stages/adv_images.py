@@ -13,16 +13,15 @@ from ..config.run_config import digest
 from ..config.section import Section
 from ..config.uris import travelled
 from ..storage.partitions import Partition
-from .progress import RunProgress
 from .runs import Run
 from .stage import Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..distributed.executor import Executor
     from ..distributed.tasks import Columns, Counts
     from ..distributed.workbench import Workbench
+    from .run_inputs import Inputs
 
 _BORDER = 1e-5  # relative to the largest logit; the float32 passes of two kinds of CPU differ by less
 _MOST_NAMED = 20  # sample ids in a table cell
@@ -73,17 +72,16 @@ class VerifyAdvImages(Stage):
 
         return digest({"stage": super().content_hash(opened), "file": adv_images_checksum(self.keys.file)})
 
-    def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
-        """Check the file, then verify the partitions.
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Check the file.
 
         Raises:
-            DatasetError: if the file holds examples for other images.
+            DatasetError: if it cannot be read, or holds examples for other images.
         """
         from ..images.adv_image_files import read_adv_images
 
-        inputs = opened.inputs
         read_adv_images(self.keys.file).require_match(inputs.n_images, inputs.image_shape)
-        super().complete(opened, executor, progress)
+        read_adv_images.cache_clear()  # the driver keeps no images
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return {self.model_name(opened.config): (2, 0)}

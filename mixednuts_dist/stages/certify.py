@@ -15,7 +15,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..config.register import STAGES
 from ..config.section import Positive, Section, read_fraction
-from ..errors import InvalidInputError
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from .runs import Run
@@ -103,14 +102,6 @@ class Certify(Stage):
     def radii(self) -> tuple[float, ...]:
         """The radii to certify at, in ascending order."""
         return tuple(sorted(self.keys.plan().radii))
-
-    def content_hash(self, opened: Run) -> str:
-        if (eot := opened.config.evaluate.eot) is not None:
-            raise InvalidInputError(
-                f"certify: evaluate.eot={eot} admits a random classifier, whose votes cannot be reproduced. Certify a "
-                "run without eot"
-            )
-        return super().content_hash(opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
         return {"rob": (self.keys.n_choose + self.keys.n, 0)}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
+    from .run_inputs import Inputs
 
 
 class Stage:
@@ -60,6 +61,9 @@ class Stage:
     def asked(self, config: RunConfig) -> bool:  # noqa: ARG002
         """Return whether the run has the stage, given that the configuration has its key."""
         return True
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Raise an error if the keys do not fit the run's images; called before the first stage of a run begins."""
 
     def compute(self, worker: Workbench, partition: Partition) -> tuple[Columns, Counts]:
         """Return the rows of a partition without `sample_id` and `label`, and its counts (`worker.counts`)."""
@@ -170,6 +174,7 @@ class Stage:
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         """Open the run and complete the stage; errors as in `complete` and `open_run`."""
         opened = open_run(config)
+        self.check_inputs(opened.inputs)
         self.complete(opened, executor, progress or RunProgress())
         return opened
 

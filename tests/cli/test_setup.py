@@ -67,6 +67,13 @@ def test_check_reports_a_valid_configuration_and_writes_nothing(tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+def test_check_reports_a_file_of_images_that_is_missing(tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, adv_images={"file": str(tmp_path / "absent.pt")})
+    status, shown = mixednuts("check", str(file))
+    assert status == 1
+    assert "absent.pt: there is no such file" in shown
+
+
 COMMANDS = [command for commands in SECTIONS.values() for command in commands]
 EXAMPLES = [
     example

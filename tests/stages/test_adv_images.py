@@ -104,9 +104,10 @@ def test_adversarial_example_that_breaks_an_image_is_named(tiny: MakeConfig, tmp
 def test_adversarial_images_of_others_are_rejected(tiny: MakeConfig, tmp_path: Path) -> None:
     x, _ = open_dataset("digits").read(0, N)
     np.savez(tmp_path / "beyond.npz", x_adv=x.numpy(), sample_id=np.arange(500, 500 + N))
-    stage = stage_of(tiny(std=None, adv_images={"file": str(tmp_path / "beyond.npz")}), "adv_images")
+    config = tiny(std=None, adv_images={"file": str(tmp_path / "beyond.npz")})
     with pytest.raises(DatasetError, match="the sample ids are 500 to 523, and this run has 0 to 23"):
-        stage.complete(open_run(tiny(std=None)), DebugExecutor(), Watcher())
+        pipeline.run(config, executor=DebugExecutor())
+    assert not list(Path(config.storage).rglob("part-*.parquet")), "the file is checked before any attack"
 
 
 def test_bad_files_are_refused(tmp_path: Path, tiny: MakeConfig) -> None:

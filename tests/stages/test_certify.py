@@ -11,7 +11,7 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.certification.smoothing import ROB_ALONE
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import ConfigError, InvalidInputError
+from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.runs import Run, reopen_run
@@ -109,5 +109,5 @@ def test_a_black_box_std_is_asked_for_nothing_but_its_class(finished: Finished, 
 
 
 def test_a_run_that_admits_random_classifiers_has_no_certificates(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="admits a random"):
-        certified(tmp_path, evaluate={"attacks": ["apgd-ce"], "eot": 4})
+    with pytest.raises(ConfigError, match="admits a random"):
+        parse_config(certified_content(tmp_path, evaluate={"attacks": ["apgd-ce"], "eot": 4}))
