@@ -33,6 +33,7 @@ from ..errors import InvalidInputError
 from .certificates import smoothed_margin
 
 _TOP_SHARE = 0.75  # p_A of the class itself gets this share of the allowed error
+_MOST_DRAWS = 10_000_000  # per image
 
 
 def lower_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
@@ -160,8 +161,14 @@ def require_enough_draws(n: int, confidence: float, least_vote: float) -> None:
 
     if most(n) > least_vote:
         return
-    fewest = math.ceil(math.log(1 - confidence) / math.log(least_vote))  # error^(1/n) is the bound of a single look
-    needed = next(n for n in itertools.count(max(fewest, 1)) if most(n) > least_vote)
+    if most(_MOST_DRAWS) <= least_vote:
+        raise InvalidInputError(
+            f"no image is certified at the smallest radius and the largest alpha, even if all of {_MOST_DRAWS:,} draws "
+            "agree. Give a smaller radius or a larger sigma"
+        )
+    needed = math.ceil(math.log(1 - confidence) / math.log(least_vote))  # error^(1/n) is the bound of a single look
+    while most(needed) <= least_vote:
+        needed += max(1, needed // 1000)
     raise InvalidInputError(
         f"n={n} draws are too few for confidence {confidence:g}: even if all of them agree, no image is certified at "
         f"the smallest radius and the largest alpha. Give n of at least {needed:,}"

@@ -13,7 +13,8 @@ from .config_file import shortened
 from .register import did_you_mean
 
 _MOST_LINES = 12  # in a message; a list of ten thousand wrong values is one mistake
-_FORMS = {"range", "list"}  # pydantic adds these names to the place of an error in a grid
+# Pydantic adds these names to the place of an error in a value that may have several forms.
+_FORM = re.compile(r"range|list|\[key\]|int|constrained-\w+|(literal|tuple)\[.*\]")
 
 
 def read_fraction(value: object) -> object:
@@ -69,7 +70,13 @@ class Section(BaseModel):
             details = error.errors(include_url=False)
             lists = {detail["loc"][:-1] for detail in details}  # pydantic also calls a list of wrong values too short
             told = [each for each in details if each["type"] != "too_short" or each["loc"] not in lists]
-            lines = list(dict.fromkeys(cls._explain(dict(detail)) for detail in told))
+            found: dict[Any, dict[str, Any]] = {}  # one entry per value, although each of its forms has a mistake
+            for each in told:
+                place = tuple(part for part in each["loc"] if not _FORM.fullmatch(str(part)))
+                same = found.setdefault((place, repr(each["input"])), {**each, "loc": place, "msg": each["msg"]})
+                if each["msg"] not in same["msg"]:
+                    same["msg"] += f" or {each['msg'].removeprefix('Input should be ')}"
+            lines = [cls._explain(each) for each in found.values()]
             more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
             raise ConfigError("\n".join(f"{prefix}{line}" for line in (*lines[:_MOST_LINES], *more))) from error
 
@@ -81,7 +88,7 @@ class Section(BaseModel):
     @classmethod
     def _explain(cls, detail: dict[str, Any]) -> str:
         """Return one line per error: the key, what is wrong, the value, and the valid ones."""
-        location = [part for part in detail["loc"] if part not in _FORMS]
+        location = detail["loc"]
         key = ".".join(str(part) if re.fullmatch(r"\w{1,40}", str(part)) else shortened(part, 40) for part in location)
         if detail["type"] == "extra_forbidden":
             valid = cls._keys_at(location[:-1])
