@@ -73,7 +73,7 @@ class Section(BaseModel):
             found: dict[Any, dict[str, Any]] = {}  # one entry per value, although each of its forms has a mistake
             for each in told:
                 place = tuple(part for part in each["loc"] if not _FORM.fullmatch(str(part)))
-                same = found.setdefault((place, repr(each["input"])), {**each, "loc": place, "msg": each["msg"]})
+                same = found.setdefault((place, shortened(each["input"])), {**each, "loc": place, "msg": each["msg"]})
                 if each["msg"] not in same["msg"]:
                     same["msg"] += f" or {each['msg'].removeprefix('Input should be ')}"
             lines = [cls._explain(each) for each in found.values()]
