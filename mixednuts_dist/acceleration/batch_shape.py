@@ -55,8 +55,8 @@ class BatchShape:
     """
 
     def __init__(self, rows: int = ON_CPU, *, fixed: bool = False, float32_rows: int | None = None) -> None:
-        if rows < 1:
-            raise InvalidInputError(f"batch_size={rows} must be at least 1 image")
+        if not hasattr(rows, "__index__") or rows < 1:
+            raise InvalidInputError(f"batch_size={rows!r} must be an integer of at least 1")
         self.rows = rows
         self.fixed = fixed
         apart = float32_rows is not None and float32_rows < rows

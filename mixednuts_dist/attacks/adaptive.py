@@ -82,8 +82,10 @@ def autoattack(
         (True, ['apgd-ce'])
     """
     check_threat(threat)
-    if isinstance(budget, Mapping):
-        raise InvalidInputError(f"budget={budget} is a mapping. Pass AttackBudget(**{budget})")
+    given: Any = budget
+    if not isinstance(given, AttackBudget | None):
+        keys = f"**{given}" if isinstance(given, Mapping) else "n_iter=..."
+        raise InvalidInputError(f"budget={given!r} is not an AttackBudget. Pass AttackBudget({keys})")
     return _attack_all(
         model, x_BCHW, y_B, threat=threat, attacks=attacks_in(version, attacks), mode=mode, seed=seed,
         eot=version_named(version).eot if eot is None else eot, cached_BCHW=cached_BCHW, sample_ids=sample_ids,

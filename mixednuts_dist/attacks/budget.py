@@ -33,8 +33,8 @@ class AttackBudget:
     def __post_init__(self) -> None:
         for name in ("n_iter", "n_target_classes", "n_queries", "border_restarts", "joint_starts", "n_restarts"):
             value, least = getattr(self, name), 0 if name in ("border_restarts", "joint_starts") else 1
-            if value < least:
-                raise InvalidInputError(f"{name}={value} must be at least {least}")
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+                raise InvalidInputError(f"{name}={value!r} must be an integer of at least {least}")
 
     def n_targets(self, n_classes: int) -> int:
         """Return the number of targets per image."""
@@ -68,6 +68,7 @@ def attacks_in(version: str, attacks: Sequence[str] | None) -> Sequence[str]:
     named = version_named(version).attacks
     if attacks is None:
         return named
+    attacks = attacks if isinstance(attacks, str) else tuple(attacks)  # the checks would use up an iterator
     if version != "standard" and not {*attacks} <= {*named}:
         raise InvalidInputError(
             f"version={version!r} has the attacks {', '.join(named)}, not {', '.join(attacks)}. Leave out the version."

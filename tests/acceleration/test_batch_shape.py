@@ -151,7 +151,7 @@ def test_no_room_at_all_is_an_error() -> None:
 
     with pytest.raises(torch.OutOfMemoryError, match=r"one image of shape \(1, 4, 4\)"):
         largest_rows([never], images(5, (1, 4, 4)), most=256)
-    with pytest.raises(InvalidInputError, match="batch_size=0 must be at least 1 image"):
+    with pytest.raises(InvalidInputError, match="batch_size=0 must be an integer of at least 1"):
         BatchShape(0)
 
 

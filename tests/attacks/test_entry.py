@@ -123,7 +123,10 @@ WRONG_OF_AUTOATTACK = [
     ({"eot": 2.5}, r"eot=2.5 must be"),
     ({"cached_BCHW": 1 - X}, r"cached_BCHW: 6 of 6 adversarial examples are outside Linf"),
     ({"cached_BCHW": X[:, :1]}, r"cached_BCHW has the shape \(6, 1, 8, 8\) and the images \(6, 3, 8, 8\)"),
-    ({"budget": {"n_iter": 5}}, r"budget={'n_iter': 5} is a mapping. Pass AttackBudget\("),
+    ({"budget": {"n_iter": 5}}, r"budget={'n_iter': 5} is not an AttackBudget. Pass AttackBudget\(\*\*"),
+    ({"budget": 5}, r"budget=5 is not an AttackBudget. Pass AttackBudget\(n_iter"),
+    ({"batch_size": 2.5}, r"batch_size=2.5 must be an integer"),
+    ({"batch_size": "auto"}, r"batch_size='auto' must be an integer"),
 ]
 
 
@@ -140,6 +143,11 @@ def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any],
     with pytest.raises(InvalidInputError, match=message) as caught:
         attack(small_net(10, SHAPE), **given)
     assert "\n" not in str(caught.value).partition(": RuntimeError")[0]
+
+
+def test_attacks_may_come_from_an_iterator() -> None:
+    names = ["square", "apgd-ce"]
+    assert list(by_autoattack(small_net(10, SHAPE), X, Y, attacks=iter(names)).survived) == names
 
 
 def test_probabilities_in_place_of_logits_are_warned_of() -> None:
