@@ -1,9 +1,9 @@
 """Expectation over transformation (EOT) for random classifiers (Athalye et al. 2018).
 
 A pass holds n rows per image, one per draw of the classifier's randomness. An attack maximizes the mean of the draws'
-losses. During the search, a point counts as misclassified if the mean of the draws' probabilities is largest for
-another class than the label. At the clean image and at the best point, `N_DECISION` fresh draws decide: the image is
-broken if at least half of them are misclassified.
+losses, and sends a point to verification if the mean of their probabilities is largest for another class than the
+label. There, and for the clean image, `N_DECISION` other draws decide: the image is broken if at least half of them are
+misclassified.
 
 A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, with int64 seeds, which replaces `forward`. The
 seeds are hashes of the seed of the call, the pixels, the purpose of the draw and its number, so results do not depend
@@ -19,31 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, PassSizes, in_one_shape
+from ..acceleration.batch_shape import BatchShape, PassSizes, as_out_of_memory, in_one_shape
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.classifier import MixedClassifier
+from ..mixing.margins import log_one_minus_signed_margin
 from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
+from .verification import Verified, Verifier
 
-GRADIENT, VERIFICATION, DECISION = range(3)  # what draws are for; each purpose has its own
+GRADIENT, DECISION = range(2)  # what draws are for; each purpose has its own
 N_DECISION = 100  # draws per decision
 
 
 class Draws:
-    """Evaluates n draws of a classifier per image; a call returns the logarithms of the mean probabilities.
-
-    Example:
-        >>> draws = Draws(lambda x: x.flatten(1)[:, :3], 4, seed=0)
-        >>> draws(torch.zeros(2, 3, 1, 1)).exp().sum(dim=1).allclose(torch.ones(2))
-        True
-    """
+    """Evaluates n draws of a classifier per image."""
 
     def __init__(self, model: Callable[[Tensor], Tensor], n: int, seed: int, mode: AttackMode = "transfer") -> None:
         self.model, self.n, self._seed, self._mode = model, n, seed, mode
-
-    @torch.no_grad()
-    def __call__(self, x_BCHW: Tensor) -> Tensor:
-        return _log_mean(self.outputs(x_BCHW, VERIFICATION)).float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
         """Return the logarithms of the mean probabilities, with the draws whose losses an attack averages."""
@@ -63,24 +55,36 @@ class Draws:
         return [Outputs(logits) for logits in _drawn(self.model, rows, seeds).chunk(self.n)]
 
 
-def misclassified(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
-    """Return whether at least half of the fresh draws misclassify each image, (B,) bool on the host."""
-    return misclassified_share(draws, x_BCHW, y_B, rows=rows).cpu() >= 0.5
+class DrawsVerifier(Verifier):
+    """Verifies an image with `N_DECISION` draws: it is misclassified if at least half of them are."""
+
+    def __init__(self, draws: Draws, shape: BatchShape) -> None:
+        super().__init__(draws.model, shape)
+        self.draws, self.n_passes = draws, math.ceil(N_DECISION / draws.n)
+
+    def verify(self, x_BCHW: Tensor, labels_B: Tensor) -> Verified:
+        logits_BK, share_B = _decision(self.draws, x_BCHW, labels_B, self.sizes.shape.rows)
+        return Verified(logits_BK, log_one_minus_signed_margin(logits_BK, labels_B.cpu()), share_B >= 0.5)
+
+
+def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
+    """Return the share of `N_DECISION` draws that misclassify each image, (B,) float64, `rows` images per pass."""
+    return _decision(draws, x_BCHW, y_B, rows)[1]
 
 
 @torch.no_grad()
-def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
-    """Return the share of `N_DECISION` fresh draws that misclassify each image, (B,) float64, `rows` per pass."""
+def _decision(draws: Draws, x_BCHW: Tensor, y_B: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of the draws' mean probabilities, (B, K), and the misclassified shares, on the host."""
 
-    def share(i: Tensor) -> Tensor:
-        wrong: list[Tensor] = []
-        for first in range(0, N_DECISION, draws.n):
-            with tf32_allowed(False):
-                seen = draws.outputs(x_BCHW[i], DECISION, first)
-            wrong += [each.model_logits.argmax(dim=1) != y_B[i] for each in seen]
-        return torch.stack(wrong[:N_DECISION]).double().mean(dim=0)
+    def seen(i: Tensor) -> Tensor:
+        with tf32_allowed(False), as_out_of_memory():
+            each = [draw for n in range(0, N_DECISION, draws.n) for draw in draws.outputs(x_BCHW[i], DECISION, n)]
+        wrong = [draw.model_logits.argmax(dim=1) != labels_B[i] for draw in each[:N_DECISION]]
+        return torch.cat([_log_mean(each[:N_DECISION]), torch.stack(wrong).double().mean(dim=0)[:, None]], dim=1)
 
-    return in_one_shape(share, torch.arange(len(x_BCHW), device=x_BCHW.device), PassSizes(BatchShape(rows), None))
+    labels_B, indices = y_B.to(x_BCHW.device), torch.arange(len(x_BCHW), device=x_BCHW.device)
+    found = in_one_shape(seen, indices, PassSizes(BatchShape(rows), None)).cpu()
+    return found[:, :-1].float(), found[:, -1]
 
 
 def _drawn(part: Any, rows: Tensor, seeds: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class GradientModel:
 class AttackedModel:
     """A classifier under attack."""
 
-    model: Callable[[Tensor], Tensor]  # the classifier itself, or its `draws.Draws`, for float32 verification
+    model: Callable[[Tensor], Tensor]  # the classifier itself, for float32 verification
     fast: GradientModel  # for the passes of the attacks
     float32: GradientModel | None = None  # for float32 runs; None if `fast` computes in float32 or TF32 anyway
 

@@ -62,6 +62,7 @@ class ImageRecord:
     targets: list[int]  # classes to aim at, the likeliest first
     ranks: list[int]  # ranks of these classes on the clean image, 2 = runner-up
     clean_log1m_margin: float
+    cost: int = field(kw_only=True)  # passes per verification
     best: Tensor = field(init=False)  # (C, H, W) the point for the result: see `offer`
     log1m_margin: float = field(init=False)  # log(1 - margin) at `best`: the larger, the smaller the margin
     best_at: Where = AS_CLEAN
@@ -139,5 +140,5 @@ class ImageRecord:
         """
         last = self.broken_at[0] if self.stop_when_broken else inf
         counted = [job for job in self.jobs if job.place <= last]
-        n_forward = self.n_forward + sum(job.n_passes + job.n_verified for job in counted)
+        n_forward = self.n_forward + sum(job.n_passes + job.n_verified * self.cost for job in counted)
         return n_forward, self.n_backward + sum(job.run.stepper.n_backward(job.n_passes) for job in counted)

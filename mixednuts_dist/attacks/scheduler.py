@@ -26,10 +26,9 @@ other images, or when the host reads from the device.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -44,7 +43,7 @@ from ..norms.ball import ULP, ball_of
 from .attack import Run, Setting
 from .batch import Batch
 from .budget import WARM_START, AttackBudget
-from .draws import N_DECISION, Draws, misclassified
+from .draws import Draws, DrawsVerifier
 from .gradient_model import AttackedModel, AttackMode, GradientModel
 from .image_record import AS_CLEAN, AS_KNOWN, ImageRecord, Job, QueuedPoint
 from .plans import Planner, ensemble_plan
@@ -94,8 +93,9 @@ class Scheduler:
             self.attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
         else:
             draws, shape = Draws(model, eot, seed, mode), BatchShape(max(1, shape.rows // eot), fixed=True)
-            self.attacked = AttackedModel(draws, GradientModel(draws.climb))
-        self.verifier = Verifier(self.attacked.model, shape)
+            self.attacked = AttackedModel(model, GradientModel(draws.climb))
+        self.verifier = DrawsVerifier(draws, shape) if eot else Verifier(self.attacked.model, shape)
+        self._n_draws = eot or 1  # rows of an image in each pass
         self.attacks, self.shape, self._threat, self._budget, self._planner = attacks, shape, threat, budget, planner
         self._like, self._seed, self._stop_when_broken, self._progress = like_BCHW, seed, stop_when_broken, progress
         self._batches: list[Batch] = []  # in the order of the plan; separate float32 shapes come last
@@ -188,9 +188,7 @@ class Scheduler:
 
     def admit(self, group: Group, key: Any = None) -> None:
         """Verify the clean images of a group, and send them on."""
-        clean, model = self.verifier.verify(group.x, group.y), self.attacked.model
-        if isinstance(model, Draws):
-            clean = replace(clean, wrong=misclassified(model, group.x, group.y, rows=self.shape.rows))
+        clean = self.verifier.verify(group.x, group.y)
         known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
         if not self._blocks:
@@ -198,12 +196,13 @@ class Scheduler:
         targets, ranks = ordered_targets(clean.logits, self._budget.n_targets(n_classes), known)
         labels, margins = group.y.tolist(), clean.log1m_margin.tolist()
         each = zip(group.x, labels, group.sample_ids, targets.tolist(), ranks.tolist(), margins, strict=True)
-        images = [ImageRecord(self._stop_when_broken, self._seed, *values) for values in each]
+        cost = self.verifier.n_passes
+        images = [ImageRecord(self._stop_when_broken, self._seed, *values, cost=cost) for values in each]
         for x_BCHW, verified, where in ((group.x, clean, AS_CLEAN), (group.known, known, AS_KNOWN)):
             if x_BCHW is not None and verified is not None:
                 found = (verified.log1m_margin.tolist(), verified.wrong.tolist())
                 for image, x, log1m_margin, wrong in zip(images, x_BCHW, *found, strict=True):
-                    image.n_forward += 1
+                    image.n_forward += cost
                     image.offer(x, log1m_margin, wrong, where)
         self._inside[key] = group, images
         for image in images:
@@ -211,9 +210,8 @@ class Scheduler:
 
     def _make_plan(self, n_classes: int) -> None:
         model, fast, float32 = self.attacked.model, self.attacked.fast, self.attacked.float32
-        subject = model.model if isinstance(model, Draws) else model
         setting = Setting(
-            self._threat, self._budget, n_classes, subject, low_precision=float32 is not None,
+            self._threat, self._budget, n_classes, model, low_precision=float32 is not None,
             tf32=float32 is not None and float32.tf32,
         )  # fmt: skip
         plan = self._planner(setting, self.attacks)
@@ -248,15 +246,11 @@ class Scheduler:
         image.decided = True
 
     def _result(self, group: Group, images: list[ImageRecord]) -> AttackResult:
-        """Verify the best points once more; an image whose best point is now correct counts as robust."""
-        best, model = torch.stack([image.best for image in images]), self.attacked.model
+        """Verify the best points once more. If one is now correct, its image is robust, unless it broke as clean."""
+        best = torch.stack([image.best for image in images])
         self._check_inside(best, group.x, images)
         verified = self.verifier.verify(best, group.y)
-        broken, n_draws, n_verified = verified.wrong, 1, len(images)
-        if isinstance(model, Draws):
-            broken = misclassified(model, best, group.y, rows=self.shape.rows)
-            broken |= torch.tensor([image.broken_at == AS_CLEAN for image in images])
-            n_draws, n_verified = model.n, n_verified * (1 + 2 * math.ceil(N_DECISION / model.n))
+        broken = verified.wrong | torch.tensor([image.broken_at == AS_CLEAN for image in images])
         steps = [CLEAN, *[WARM_START] * (group.known is not None), *self.attacks]
         place_of = {step: place for place, step in enumerate(steps)}
         # If only this verification finds an image misclassified, the last attack has broken it.
@@ -271,8 +265,8 @@ class Scheduler:
             x_adv=best,
             logits=verified.logits.to(device),
             log_one_minus_margin=verified.log1m_margin.to(device),
-            n_forward=(n_forward + n_verified) * n_draws,
-            n_backward=n_backward * n_draws,
+            n_forward=(n_forward + len(images) * self.verifier.n_passes) * self._n_draws,
+            n_backward=n_backward * self._n_draws,
             unconfirmed=(torch.tensor([image.broken for image in images]) & ~broken).to(device),
             decided=torch.tensor([image.decided for image in images]).to(device),
         )

@@ -34,6 +34,8 @@ class Verifier:
         tensor([False])
     """
 
+    n_passes = 1  # forward passes per verification of an image
+
     def __init__(self, model: Callable[[Tensor], Tensor], shape: BatchShape) -> None:
         self.model = model
         self.sizes = PassSizes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),))

@@ -182,8 +182,8 @@ class EvaluateConfig(Section):
     version: Literal["standard", "plus", "rand"] = "standard"
     """Version of AutoAttack, which defines the attacks and their restarts and targets for the norm."""
     eot: Positive | None = None
-    """For a random classifier, the number of draws over which gradients are averaged. 100 new draws decide about the
-    clean and the final image. The version `rand` sets 20."""
+    """For a random classifier, the number of draws over which gradients are averaged. 100 other draws decide whether
+    an image is misclassified. The version `rand` sets 20."""
     mode: Literal["transfer", "bypass"] = "transfer"
     """Source of the loss. `transfer` uses the surrogate, a smooth approximation of the mixed classifier. `bypass` uses
     the mixed classifier. Both use the gradient of the surrogate."""

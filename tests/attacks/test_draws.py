@@ -88,6 +88,7 @@ def test_fresh_draws_decide_about_clean_images(noisy, kind: type[Noisy]) -> None
     if kind is Seeded:
         share = misclassified_share(Draws(model, 1, seed=0), x, y, rows=16)
         assert torch.equal(found.clean, share < 0.5)
+        assert not found.unconfirmed.any(), "attacks do not end at a point that only few draws misclassify"
         each = [autoattack(model, x[i : i + 1], y[i : i + 1], sample_ids=[i], **OPTIONS, eot=1) for i in range(len(x))]
         assert [one.n_backward > 0 for one in each] == found.clean.tolist(), "each correct image is attacked, no other"
 
