@@ -55,6 +55,8 @@ def run(
             return report.run(config, progress=watched) if drawn else report.collect(reopen_run(config))
         except MissingArtifact:  # the run is not finished, so it would have to write
             raise error from None
+    for stage in stages_of(opened.config):
+        stage.check_inputs(opened.inputs)
     with executing(executor, config.compute) as used:
         for _ in range(_REPAIRS):
             try:
@@ -77,8 +79,6 @@ def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images
 
 def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunReport:
     stages = {stage.name: stage for stage in stages_of(opened.config)}
-    for stage in stages.values():
-        stage.check_inputs(opened.inputs)
     if opened.config.std is not None:
         stages["attack"].complete(opened, executor, progress)
         search.complete(opened, executor, progress)

@@ -63,17 +63,17 @@ class DrawsVerifier(Verifier):
         self.draws, self.n_passes = draws, math.ceil(N_DECISION / draws.n)
 
     def verify(self, x_BCHW: Tensor, labels_B: Tensor) -> Verified:
-        logits_BK, share_B = _decision(self.draws, x_BCHW, labels_B, self.sizes.shape.rows)
+        logits_BK, share_B = _decision(self.draws, x_BCHW, labels_B, self.sizes)
         return Verified(logits_BK, log_one_minus_signed_margin(logits_BK, labels_B.cpu()), share_B >= 0.5)
 
 
 def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
     """Return the share of `N_DECISION` draws that misclassify each image, (B,) float64, `rows` images per pass."""
-    return _decision(draws, x_BCHW, y_B, rows)[1]
+    return _decision(draws, x_BCHW, y_B, PassSizes(BatchShape(rows), None))[1]
 
 
 @torch.no_grad()
-def _decision(draws: Draws, x_BCHW: Tensor, y_B: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def _decision(draws: Draws, x_BCHW: Tensor, y_B: Tensor, sizes: PassSizes) -> tuple[Tensor, Tensor]:
     """Return the logarithms of the draws' mean probabilities, (B, K), and the misclassified shares, on the host."""
 
     def seen(i: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _decision(draws: Draws, x_BCHW: Tensor, y_B: Tensor, rows: int) -> tuple[Ten
         return torch.cat([_log_mean(each[:N_DECISION]), torch.stack(wrong).double().mean(dim=0)[:, None]], dim=1)
 
     labels_B, indices = y_B.to(x_BCHW.device), torch.arange(len(x_BCHW), device=x_BCHW.device)
-    found = in_one_shape(seen, indices, PassSizes(BatchShape(rows), None)).cpu()
+    found = in_one_shape(seen, indices, sizes).cpu()
     return found[:, :-1].float(), found[:, -1]
 
 

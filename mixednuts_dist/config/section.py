@@ -70,13 +70,11 @@ class Section(BaseModel):
             details = error.errors(include_url=False)
             lists = {detail["loc"][:-1] for detail in details}  # pydantic also calls a list of wrong values too short
             told = [each for each in details if each["type"] != "too_short" or each["loc"] not in lists]
-            found: dict[Any, dict[str, Any]] = {}  # one entry per value, although each of its forms has a mistake
+            mistakes: dict[tuple[Any, str], list[Any]] = {}  # by place and value; each form of a value has a mistake
             for each in told:
                 place = tuple(part for part in each["loc"] if not _FORM.fullmatch(str(part)))
-                same = found.setdefault((place, shortened(each["input"])), {**each, "loc": place, "msg": each["msg"]})
-                if each["msg"] not in same["msg"]:
-                    same["msg"] += f" or {each['msg'].removeprefix('Input should be ')}"
-            lines = [cls._explain(each) for each in found.values()]
+                mistakes.setdefault((place, shortened(each["input"])), []).append(each)
+            lines = [cls._explain(place, forms) for (place, _), forms in mistakes.items()]
             more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
             raise ConfigError("\n".join(f"{prefix}{line}" for line in (*lines[:_MOST_LINES], *more))) from error
 
@@ -86,9 +84,9 @@ class Section(BaseModel):
         return sorted(cls.model_fields)
 
     @classmethod
-    def _explain(cls, detail: dict[str, Any]) -> str:
-        """Return one line per error: the key, what is wrong, the value, and the valid ones."""
-        location = detail["loc"]
+    def _explain(cls, location: tuple[Any, ...], forms: Sequence[Any]) -> str:
+        """Return one line: the key, what is wrong with each form of the value, the value, and the valid ones."""
+        detail = forms[0]
         key = ".".join(str(part) if re.fullmatch(r"\w{1,40}", str(part)) else shortened(part, 40) for part in location)
         if detail["type"] == "extra_forbidden":
             valid = cls._keys_at(location[:-1])
@@ -96,7 +94,8 @@ class Section(BaseModel):
             return f"{key}: unknown key (value {shortened(detail['input'])}){hint} Valid keys here: {', '.join(valid)}"
         if detail["type"] == "missing":
             return f"{key}: this key is required and missing"
-        message = str(detail["msg"]).removeprefix("Value error, ")
+        first, *others = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in forms)
+        message = " or ".join([first, *(each.removeprefix("Input should be ") for each in others)])
         place = f"{key}: " if key else ""  # a rule about several keys has no place
         return f"{place}{message[:1].lower()}{message[1:]} (value {shortened(detail['input'])})"
 
